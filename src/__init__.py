@@ -1,0 +1,1 @@
+"""Attention and Transformers: the package that the chapters of the book import."""

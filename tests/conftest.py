@@ -1,0 +1,34 @@
+"""What every test shares: one thread, one seed, and GPU tests skipped where there is no GPU.
+
+Nothing here imports `src` at the top: the jaxtyping hook, which checks the annotations,
+has to be in place before the package is imported for the first time.
+"""
+
+import os
+
+# More threads than cores makes small matrix products slower, and with pytest-xdist each worker
+# has a core of its own. Set before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import matplotlib
+import pytest
+import torch
+
+matplotlib.use("Agg")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    """Start each test from the same random state, whatever ran before it."""
+    torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items):
+    """Skip tests marked `gpu`, and say why, where no CUDA device is present."""
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="no CUDA device")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)

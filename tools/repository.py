@@ -1,0 +1,155 @@
+"""The repository's address: where it stands, what follows from it, and how to change it.
+
+`_config.yml` is the one place where the address is decided. Everything else that carries it
+(badges, Colab links, the notebooks' first cells) is kept equal to it by this script:
+
+    python tools/repository.py show        print the address
+    python tools/repository.py cell        print the first cell that every notebook starts with
+    python tools/repository.py sync        write that first cell into all notebooks
+    python tools/repository.py set URL     move the whole project to another address
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BRANCH = "main"
+
+# Only github.com: the Colab links and the pages' address are made from owner and name.
+URL = re.compile(r"https://github\.com/(?P<owner>[\w-]+)/(?P<name>[\w.-]+?)(?:\.git)?/?")
+
+# Needed in Colab and in a copy of the notebook, in the way on the page: removed from the HTML.
+FIRST_CELL_METADATA = {"tags": ["remove-cell", "colab-setup"]}
+FIRST_CELL = """\
+# Makes the course package `src` importable. Where it is installed, this does nothing.
+import importlib.util
+import sys
+
+REPO = "{url}"
+if importlib.util.find_spec("src") is None:
+    if "google.colab" in sys.modules:
+        %pip install -q "git+{{REPO}}"
+    else:  # a notebook opened from a checkout in which nothing was installed
+        sys.path.insert(0, "..")
+    importlib.invalidate_caches()
+    if importlib.util.find_spec("src") is None:
+        raise ImportError(f'run: pip install "git+{{REPO}}" (then restart)')"""
+
+
+def address(config: Path = ROOT / "_config.yml") -> str:
+    """Return the repository's address as `_config.yml` states it."""
+    text = config.read_text(encoding="utf-8")
+    found = re.search(rf"^\s+url: ({URL.pattern})\s*$", text, re.MULTILINE)
+    if not found:
+        raise ValueError(f"{config.name}: no `url: https://github.com/OWNER/NAME` in it")
+    return found.group(1)
+
+
+def owner_and_name(url: str) -> tuple[str, str]:
+    """Split an address in its owner and its name; raise ValueError if it is not a GitHub one."""
+    found = URL.fullmatch(url)
+    if not found:
+        raise ValueError(f"URL must look like https://github.com/OWNER/NAME, got {url!r}")
+    return found["owner"], found["name"]
+
+
+def first_cell(url: str | None = None) -> str:
+    """Return the source of the first cell of every notebook."""
+    return FIRST_CELL.format(url=url or address())
+
+
+def colab_link(notebook: str, url: str | None = None) -> str:
+    """Return the link that opens `notebooks/<notebook>` in Colab."""
+    owner, name = owner_and_name(url or address())
+    return (
+        f"https://colab.research.google.com/github/{owner}/{name}/blob/{BRANCH}/notebooks/{notebook}"
+    )
+
+
+def pages_address(url: str | None = None) -> str:
+    """Return where GitHub Pages publishes the book."""
+    owner, name = owner_and_name(url or address())
+    return f"https://{owner.lower()}.github.io/{name}/"
+
+
+def carriers(root: Path = ROOT) -> list[Path]:
+    """List the files that may carry the address, `_config.yml` first."""
+    patterns = ["README.md", "CONTRIBUTING.md", "pyproject.toml", "book/**/*.md"]
+    patterns += ["_templates/*.html", "notebooks/*.ipynb"]
+    return [root / "_config.yml", *(p for g in patterns for p in sorted(root.glob(g)))]
+
+
+def write_first_cell(notebook: Path, source: str) -> bool:
+    """Make `source` the first cell of a notebook file; return whether the file changed.
+
+    The cell prints nothing, so its outputs are emptied and its execution count is kept.
+    """
+    text = notebook.read_text(encoding="utf-8")
+    content = json.loads(text)
+    cells = content["cells"]
+    if not cells or "colab-setup" not in cells[0]["metadata"].get("tags", []):
+        new = {"cell_type": "code", "execution_count": None, "id": "colab-setup", "outputs": []}
+        cells.insert(0, new)
+    cells[0]["metadata"] = FIRST_CELL_METADATA
+    cells[0]["source"] = source.splitlines(keepends=True)
+    new_text = json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    if new_text != text:
+        notebook.write_text(new_text, encoding="utf-8")
+    return new_text != text
+
+
+def move(url: str, root: Path = ROOT) -> list[Path]:
+    """Replace the old address, and the links made from it, in all carriers; return the changed."""
+    old = address(root / "_config.yml")
+    owner, name = owner_and_name(url)
+    url = f"https://github.com/{owner}/{name}"
+    before, after = "/".join(owner_and_name(old)), f"{owner}/{name}"
+    pairs = [
+        (rf"{re.escape(old)}(?![\w-])", url),
+        (rf"colab\.research\.google\.com/github/{re.escape(before)}/",
+         f"colab.research.google.com/github/{after}/"),
+        (re.escape(pages_address(old)), pages_address(url)),
+    ]
+    changed = []
+    for path in carriers(root):
+        text = new = path.read_text(encoding="utf-8")
+        for pattern, replacement in pairs:
+            new = re.sub(pattern, replacement, new)
+        if new != text:
+            path.write_text(new, encoding="utf-8")
+            changed.append(path)
+    return changed
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Show or change the repository's address.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("show", help="print the address")
+    commands.add_parser("cell", help="print the first cell of every notebook")
+    commands.add_parser("sync", help="write the first cell into all notebooks")
+    commands.add_parser("set", help="change the address everywhere").add_argument("url")
+    args = parser.parse_args(arguments)
+    if args.command == "show":
+        print(address())
+    elif args.command == "cell":
+        print(first_cell())
+    elif args.command == "sync":
+        for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+            if write_first_cell(path, first_cell()):
+                print("changed", path.relative_to(ROOT))
+    else:
+        try:
+            changed = move(args.url)
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            return 2
+        for path in changed:
+            print("changed", path.relative_to(ROOT))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
