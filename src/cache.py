@@ -1,0 +1,126 @@
+"""What a decoder remembers between two tokens: the keys and values it has computed already.
+
+Buffers are allocated once and filled from the left. Rows can be dropped, repeated and reordered,
+which is all that beam search and a batch with finished sentences need.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+class KVCache:
+    """Keys and values of one attention layer, with room for ``max_len`` positions.
+
+    Args:
+        batch_size: Rows ``B``.
+        num_heads: Heads ``H``.
+        max_len: Positions that fit.
+        head_dim: Width ``K`` of a head.
+        dtype: Floating-point type of keys and values.
+        device: Where the buffers live.
+
+    Raises:
+        ValueError: If a size is below 1.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        num_heads: int,
+        max_len: int,
+        head_dim: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        shape = (batch_size, num_heads, max_len, head_dim)
+        if min(shape) < 1:
+            raise ValueError(
+                "batch_size, num_heads, max_len and head_dim must be at least 1, but are "
+                + ", ".join(map(str, shape))
+            )
+        self.keys = torch.empty(shape, dtype=dtype, device=device)
+        self.values = torch.empty(shape, dtype=dtype, device=device)
+        self.length = 0
+
+    @property
+    def max_len(self) -> int:
+        """Positions that fit."""
+        return self.keys.shape[2]
+
+    def append(
+        self, key: Float[Tensor, "B H T K"], value: Float[Tensor, "B H T K"]
+    ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S K"]]:
+        """Store ``T`` more positions and return all ``S`` stored so far, as views.
+
+        Raises:
+            ValueError: If the rows are not those of the cache (a single row would broadcast
+                silently into all of them), or if more positions come than fit.
+        """
+        expected = (*self.keys.shape[:2], key.shape[2], self.keys.shape[3])
+        if key.shape != expected or value.shape != expected:
+            raise ValueError(
+                f"key and value must have shape {expected} to fit the cache, but have shapes "
+                f"{tuple(key.shape)} and {tuple(value.shape)}"
+            )
+        end = self.length + key.shape[2]
+        if end > self.max_len:
+            raise ValueError(
+                f"max_len of the cache is {self.max_len}, but position {end - 1} is to be stored"
+            )
+        self.keys[:, :, self.length : end] = key
+        self.values[:, :, self.length : end] = value
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def select(self, index: Int[Tensor, " M"]) -> None:
+        """Make row ``m`` the former row ``index[m]``: keep, reorder, drop or repeat rows."""
+        self.keys = _select_filled(self.keys, index, self.length)
+        self.values = _select_filled(self.values, index, self.length)
+
+
+class DecoderCache:
+    """All that a Transformer decoder remembers: every layer's own keys and values, and memory's.
+
+    Args:
+        layers: One `KVCache` for each decoder layer, all equally long.
+        memory: For each layer the keys and values of the encoder's output, projected once,
+            each ``(B, H, S, K)``.
+        memory_mask: Which source positions may be attended to, ``(B, 1, S)``; None allows all.
+    """
+
+    def __init__(
+        self,
+        layers: list[KVCache],
+        memory: list[tuple[Tensor, Tensor]],
+        memory_mask: Bool[Tensor, "B 1 S"] | None,
+    ) -> None:
+        self.layers = layers
+        self.memory = memory
+        self.memory_mask = memory_mask
+
+    @property
+    def length(self) -> int:
+        """Target positions stored so far."""
+        return self.layers[0].length
+
+    def select(self, index: Int[Tensor, " M"]) -> None:
+        """Keep, reorder, drop or repeat rows, in every layer and in the memory alike."""
+        for layer in self.layers:
+            layer.select(index)
+        self.memory = [
+            (key.index_select(0, index), value.index_select(0, index)) for key, value in self.memory
+        ]
+        if self.memory_mask is not None:
+            self.memory_mask = self.memory_mask.index_select(0, index)
+
+
+def _select_filled(buffer: Tensor, index: Tensor, length: int) -> Tensor:
+    """Move rows within ``buffer``, copying only the ``length`` positions that are filled."""
+    chosen = buffer[:, :, :length].index_select(0, index)
+    if len(index) > len(buffer):
+        buffer = buffer.new_empty((len(index), *buffer.shape[1:]))
+    buffer = buffer[: len(index)]
+    buffer[:, :, :length] = chosen
+    return buffer

@@ -1,0 +1,174 @@
+"""Multi-head attention: several small attentions side by side, each in a space of its own."""
+
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from src.cache import KVCache
+from src.functional import attention, masked_softmax
+from src.positions import RotaryPositions
+
+
+class MultiHeadAttention(nn.Module):
+    """Project to ``H`` heads of width ``D / H``, attend in each, concatenate, project back.
+
+    The three input projections are one matrix whose rows are ``W_q``, ``W_k`` and ``W_v``:
+    self-attention then needs one product instead of three.
+
+    Args:
+        d_model: Width ``D`` of queries, keys, values and output.
+        num_heads: Number ``H`` of heads; must divide ``d_model``.
+        dropout: Share of the weights set to zero while training, 0 ≤ dropout < 1.
+        bias: Whether the projections have a bias.
+        scorer: A module that turns heads of queries ``(B, H, T, K)`` and keys ``(B, H, S, K)``
+            into scores ``(B, H, T, S)``, shared by the heads (see `src.scoring`); None stands
+            for the scaled dot product.
+        backend: Backend of `src.functional.attention` for the scaled dot product.
+
+    Raises:
+        ValueError: If ``num_heads`` does not divide ``d_model``, or ``dropout`` is out of range.
+
+    Source: Vaswani et al. 2017, §3.2.2.
+    Differs from: ``nn.MultiheadAttention`` averages the returned weights over heads, applies
+    dropout to them, has its mask the other way round and puts time first by default.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        dropout: float = 0.0,
+        bias: bool = True,
+        scorer: nn.Module | None = None,
+        backend: str = "sdpa",
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or d_model < 1 or d_model % num_heads:
+            raise ValueError(
+                f"num_heads must divide d_model, but d_model is {d_model} and num_heads "
+                f"is {num_heads}"
+            )
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, but is {dropout}")
+        self.d_model = d_model
+        self.num_heads = num_heads
+        self.head_dim = d_model // num_heads
+        self.dropout = dropout
+        self.backend = backend
+        self.scorer = scorer
+        self.in_proj = nn.Linear(d_model, 3 * d_model, bias=bias)
+        self.out_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw each of the four square matrices by Xavier's uniform rule; biases are zero."""
+        for matrix in (*self.in_proj.weight.chunk(3), self.out_proj.weight):
+            nn.init.xavier_uniform_(matrix)
+        if self.in_proj.bias is not None:
+            nn.init.zeros_(self.in_proj.bias)
+            nn.init.zeros_(self.out_proj.bias)
+
+    def forward(
+        self,
+        query: Float[Tensor, "B T D"],
+        key: Float[Tensor, "B S D"] | None = None,
+        value: Float[Tensor, "B S D"] | None = None,
+        mask: Bool[Tensor, "#B #T S_all"] | None = None,
+        *,
+        is_causal: bool = False,
+        rotary: RotaryPositions | None = None,
+        cache: KVCache | None = None,
+        return_weights: bool = False,
+    ) -> Float[Tensor, "B T D"] | tuple[Float[Tensor, "B T D"], Float[Tensor, "B H T S_all"]]:
+        """Attend from ``query`` to ``key`` and ``value``.
+
+        Args:
+            query: Queries. Alone, they are keys and values as well: self-attention.
+            key: Keys; None means ``query``.
+            value: Values; None means ``key``.
+            mask: True = may attend, rank 3; the head axis is added here and nowhere else.
+            is_causal: Forbid later keys.
+            rotary: Turns queries and keys by their positions; the first stands at ``cache.length``.
+            cache: Earlier keys and values of self-attention. The new ones are **appended to it**.
+            return_weights: Also return each head's weights, before dropout.
+
+        Raises:
+            TypeError: If ``mask`` is not boolean.
+            ValueError: If ``mask`` is not of rank 3 or does not fit, or the cache does not.
+        """
+        if key is None and value is None:
+            heads = self.split(self.in_proj(query), 3)
+        else:
+            key = query if key is None else key
+            heads = (self.project_query(query), *self.project_key_value(key, value))
+        q, k, v = heads
+        if rotary is not None:
+            offset = 0 if cache is None else cache.length
+            q, k = rotary(q, offset), rotary(k, offset)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        return self.attend(q, k, v, mask, is_causal=is_causal, return_weights=return_weights)
+
+    def project_query(self, query: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T K"]:
+        """Heads of the queries."""
+        return self.split(self._project(query, 0, 1), 1)[0]
+
+    def project_key_value(
+        self, key: Float[Tensor, "B S D"], value: Float[Tensor, "B S D"] | None = None
+    ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S K"]]:
+        """Heads of keys and values; computed once where the keys stay, as a memory's do."""
+        if value is None or value is key:
+            k, v = self.split(self._project(key, 1, 3), 2)
+        else:
+            k = self.split(self._project(key, 1, 2), 1)[0]
+            v = self.split(self._project(value, 2, 3), 1)[0]
+        return k, v
+
+    def attend(
+        self,
+        query: Float[Tensor, "B H T K"],
+        key: Float[Tensor, "B H S K"],
+        value: Float[Tensor, "B H S K"],
+        mask: Bool[Tensor, "#B #T S"] | None = None,
+        *,
+        is_causal: bool = False,
+        return_weights: bool = False,
+    ) -> Float[Tensor, "B T D"] | tuple[Float[Tensor, "B T D"], Float[Tensor, "B H T S"]]:
+        """Attend within each head, concatenate the heads and mix them by ``out_proj``.
+
+        Raises:
+            TypeError: If ``mask`` is not boolean.
+            ValueError: If ``mask`` is not of rank 3 or does not fit.
+        """
+        if mask is not None:
+            if mask.dim() != 3:
+                raise ValueError(
+                    f"mask must have rank 3 (B or 1, T or 1, S), but has shape {tuple(mask.shape)}"
+                )
+            mask = mask.unsqueeze(1)
+        dropout = self.dropout if self.training else 0.0
+        if self.scorer is None:
+            result = attention(
+                query, key, value, mask, is_causal=is_causal, dropout=dropout,
+                backend=self.backend, return_weights=return_weights,
+            )
+            output, weights = result if return_weights else (result, None)
+        else:
+            if is_causal:
+                raise ValueError("is_causal goes with the scaled dot product; pass a causal mask")
+            weights = masked_softmax(self.scorer(query, key), mask)
+            output = F.dropout(weights, dropout) @ value
+        output = self.out_proj(output.transpose(1, 2).flatten(2))  # (B, H, T, K) -> (B, T, D)
+        return (output, weights) if return_weights else output
+
+    def split(self, x: Float[Tensor, "B T parts_D"], parts: int) -> tuple[Tensor, ...]:
+        """Cut ``(B, T, parts · D)`` into ``parts`` tensors of heads ``(B, H, T, K)``."""
+        x = x.unflatten(-1, (parts, self.num_heads, self.head_dim))
+        return x.permute(2, 0, 3, 1, 4).unbind(0)  # (B, T, P, H, K) -> P × (B, H, T, K)
+
+    def _project(self, x: Tensor, first: int, last: int) -> Tensor:
+        """Multiply by rows ``first · D … last · D`` of ``in_proj``: 0 is W_q, 1 W_k, 2 W_v."""
+        rows = slice(first * self.d_model, last * self.d_model)
+        bias = self.in_proj.bias
+        return F.linear(x, self.in_proj.weight[rows], None if bias is None else bias[rows])
