@@ -1,0 +1,228 @@
+"""The Transformer of "Attention Is All You Need": encoder, decoder and what joins them."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from src.cache import DecoderCache, KVCache
+from src.config import TransformerConfig
+from src.layers import DecoderLayer, Embeddings, EncoderLayer, MemoryHeads, Record
+from src.masks import padding_mask
+from src.positions import RotaryPositions
+
+__all__ = ["Decoder", "Encoder", "Transformer", "TransformerConfig", "TransformerStepper"]
+
+
+class _Stack(nn.Module):
+    """What encoder and decoder share: embeddings, rotary positions, a norm after pre-norm layers."""
+
+    def __init__(self, vocab_size: int, config: TransformerConfig, num_token_types: int) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(vocab_size, config, num_token_types)
+        head_dim = config.d_model // config.num_heads
+        rotary = config.positions == "rotary"
+        self.rotary = RotaryPositions(head_dim, config.max_len) if rotary else None
+        self.norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.norm_first else None
+
+    def finish(self, x: Tensor) -> Tensor:
+        """Normalise the last layer's output, where the layers are pre-norm."""
+        return x if self.norm is None else self.norm(x)
+
+
+class Encoder(_Stack):
+    """Source ids to memory: one vector for each source token, aware of all the others.
+
+    Source: Vaswani et al. 2017, §3.1.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config.src_vocab_size, config, config.num_token_types)
+        self.layers = nn.ModuleList(
+            EncoderLayer(config) for _ in range(config.num_encoder_layers)
+        )
+
+    def forward(
+        self,
+        src: Int[Tensor, "B S"],
+        mask: Bool[Tensor, "#B #S S"] | None = None,
+        record: Record = None,
+    ) -> Float[Tensor, "B S D"]:
+        """Encode ``src``; each layer's weights are appended to ``record`` if it is a list."""
+        x = self.embeddings(src)
+        for layer in self.layers:
+            x = layer(x, mask, self.rotary, record)
+        return self.finish(x)
+
+
+class Decoder(_Stack):
+    """Target ids and memory to one vector for each target position.
+
+    Source: Vaswani et al. 2017, §3.1.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config.tgt_vocab_size, config, 0)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config) for _ in range(config.num_decoder_layers)
+        )
+
+    def project_memory(self, memory: Float[Tensor, "B S D"]) -> list[MemoryHeads]:
+        """For each layer the heads of keys and values of ``memory``."""
+        return [layer.cross_attention.project_key_value(memory) for layer in self.layers]
+
+    def forward(
+        self,
+        tgt: Int[Tensor, "B T"],
+        memory: list[MemoryHeads],
+        memory_mask: Bool[Tensor, "#B #T S"] | None = None,
+        cache: list[KVCache] | None = None,
+        self_record: Record = None,
+        cross_record: Record = None,
+    ) -> Float[Tensor, "B T D"]:
+        """Decode ``tgt``, whose first token stands right after those stored in ``cache``.
+
+        Padding needs no mask here: it stands at the end of a target, where no real token may
+        look anyway.
+        """
+        x = self.embeddings(tgt, offset=cache[0].length if cache else 0)
+        for i, layer in enumerate(self.layers):
+            x = layer(
+                x, memory[i], memory_mask, self.rotary, cache[i] if cache else None,
+                self_record, cross_record,
+            )
+        return self.finish(x)
+
+
+class Transformer(nn.Module):
+    """Encoder, decoder and the output matrix that turns the decoder's vectors into logits.
+
+    Args:
+        config: Shape and arithmetic.
+
+    Source: Vaswani et al. 2017, §3; tied embeddings Press and Wolf 2017.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        self.output = nn.Linear(config.d_model, config.tgt_vocab_size, bias=False)
+        nn.init.normal_(self.output.weight, std=config.d_model**-0.5)
+        if config.tie_embeddings != "none":
+            self.output.weight = self.decoder.embeddings.tokens.weight
+        if config.tie_embeddings == "all":
+            self.encoder.embeddings.tokens.weight = self.decoder.embeddings.tokens.weight
+
+    def forward(
+        self, src: Int[Tensor, "B S"], tgt: Int[Tensor, "B T"]
+    ) -> Float[Tensor, "B T V"]:
+        """Logits of the next token after every prefix of ``tgt``: training's view.
+
+        Args:
+            src: Source ids, padded at the end with ``pad_id``.
+            tgt: Target ids, starting with ``bos_id``: the sentence shifted right by one.
+
+        Raises:
+            ValueError: If a batch is empty, the rows differ in number, a sequence is longer than
+                ``max_len`` or an id lies outside its vocabulary.
+        """
+        memory_mask = padding_mask(src, self.config.pad_id)
+        return self.decode(tgt, self.encode(src), memory_mask)
+
+    def encode(self, src: Int[Tensor, "B S"]) -> Float[Tensor, "B S D"]:
+        """Memory of the source; padding is never attended to."""
+        return self.encoder(src, padding_mask(src, self.config.pad_id))
+
+    def decode(
+        self,
+        tgt: Int[Tensor, "B T"],
+        memory: Float[Tensor, "B2 S D"],
+        memory_mask: Bool[Tensor, "#B2 #T S"] | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Logits of the next token after every prefix of ``tgt``, given a memory.
+
+        Raises:
+            ValueError: If ``tgt`` and ``memory`` differ in their number of rows.
+        """
+        if len(tgt) != len(memory):
+            raise ValueError(
+                f"src and tgt must have as many rows, but have {len(memory)} and {len(tgt)}"
+            )
+        x = self.decoder(tgt, self.decoder.project_memory(memory), memory_mask)
+        return self.output(x)
+
+    def new_cache(self, src: Int[Tensor, "B S"], max_len: int | None = None) -> DecoderCache:
+        """Encode ``src`` and project it once for every decoder layer.
+
+        Args:
+            src: Source ids.
+            max_len: Target positions to make room for; the model's ``max_len`` if None.
+        """
+        memory = self.encode(src)
+        max_len = self.config.max_len if max_len is None else min(max_len, self.config.max_len)
+        heads, width = self.config.num_heads, self.config.d_model // self.config.num_heads
+        layers = [
+            KVCache(len(src), heads, max_len, width, dtype=memory.dtype, device=memory.device)
+            for _ in self.decoder.layers
+        ]
+        mask = padding_mask(src, self.config.pad_id)
+        mask = None if bool(mask.all()) else mask  # no padding, no mask: the faster kernel
+        return DecoderCache(layers, self.decoder.project_memory(memory), mask)
+
+    def decode_cached(
+        self, tgt: Int[Tensor, "B T"], cache: DecoderCache
+    ) -> Float[Tensor, "B T V"]:
+        """Logits after each of the new tokens ``tgt``, which are **appended to the cache**.
+
+        One token, a chunk or a whole sentence: the logits are those of the full pass.
+        """
+        x = self.decoder(tgt, cache.memory, cache.memory_mask, cache.layers)
+        return self.output(x)
+
+    def stepper(self, src: Int[Tensor, "B S"], max_len: int | None = None) -> "TransformerStepper":
+        """A step function for `src.decoding`, with the memory of ``src`` and an empty cache."""
+        return TransformerStepper(self, src, max_len)
+
+    @torch.no_grad()
+    def attention_maps(
+        self, src: Int[Tensor, "B S"], tgt: Int[Tensor, "B T"]
+    ) -> dict[str, list[Float[Tensor, "B H T_or_S S_or_T"]]]:
+        """Each layer's weights: ``"encoder"`` (S × S), ``"decoder"`` (T × T), ``"cross"`` (T × S).
+
+        Weights are those before dropout; take them in ``eval()`` mode.
+        """
+        maps: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
+        mask = padding_mask(src, self.config.pad_id)
+        memory = self.encoder(src, mask, maps["encoder"])
+        heads = self.decoder.project_memory(memory)
+        self.decoder(tgt, heads, mask, None, maps["decoder"], maps["cross"])
+        return maps
+
+    def num_parameters(self) -> int:
+        """Number of learned numbers; tied ones count once."""
+        return sum(p.numel() for p in self.parameters())
+
+
+class TransformerStepper:
+    """A step function over a Transformer: feeds one token a row and remembers the rest.
+
+    Args:
+        model: The model, in ``eval()`` mode unless you want dropout.
+        src: Source ids.
+        max_len: Target positions to make room for.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: Transformer, src: Tensor, max_len: int | None = None) -> None:
+        self.model = model
+        self.cache = model.new_cache(src, max_len)
+
+    @torch.no_grad()
+    def __call__(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
+        """Feed the last token of each row; logits of the next."""
+        return self.model.decode_cached(tokens.unsqueeze(1), self.cache).squeeze(1)
+
+    def select(self, index: Int[Tensor, " M"]) -> None:
+        """Keep, reorder, drop or repeat rows."""
+        self.cache.select(index)
