@@ -1,0 +1,62 @@
+# make book    build the HTML book
+# make test    run every check: unit tests, notebooks, the built book
+#
+# Needs Python 3.11 or newer and make; everything else is installed into .venv here.
+# Choose an interpreter with  make book PYTHON=python3.12
+
+SHELL = /bin/sh
+PYTHON =
+VENV = .venv
+PY = $(VENV)/bin/python
+
+# One thread a process: more is slower for small matrices, and results stay equal between machines.
+# No test and no page may ask a model hub for anything.
+export OMP_NUM_THREADS = 1
+export HF_HUB_OFFLINE = 1
+
+NOTEBOOKS = $(sort $(wildcard notebooks/*.ipynb))
+BOOK_SOURCES = Makefile _config.yml _toc.yml requirements.txt \
+	$(wildcard book/*.md book/*.bib book/*.yml tools/*.py src/*.py _static/* _templates/*) $(NOTEBOOKS)
+BUILT = _build/.built
+
+.PHONY: help environment book test execute repository clean
+
+help:
+	@echo "make book               build the HTML book"
+	@echo "make test               run every check (unit tests, notebooks, the book)"
+	@echo "make execute            run all notebooks again and store their outputs;"
+	@echo "                        NOTEBOOKS=notebooks/X.ipynb for one"
+	@echo "make repository URL=…   move the project to another GitHub address"
+	@echo "make clean              delete the built book (the environment stays)"
+
+environment:
+	@sh tools/environment.sh "$(VENV)" "$(PYTHON)"
+
+book: environment
+	@$(MAKE) --no-print-directory $(BUILT)
+	@echo "The book is built. Open _build/html/index.html in a browser."
+
+# The stamp is written only after a build without a warning, so a failed build is never kept.
+# Building afresh takes seconds and leaves no page of a chapter that is gone.
+$(BUILT): $(BOOK_SOURCES)
+	@rm -rf _build
+	$(VENV)/bin/jupyter-book build . -W -n --keep-going
+	@touch $@
+
+test: environment
+	@sh tools/run_tests.sh "$(MAKE)" "$(PY)"
+
+execute: environment
+	$(PY) tools/repository.py sync
+	set -e; for notebook in $(NOTEBOOKS); do \
+		$(VENV)/bin/jupyter nbconvert --to notebook --execute --inplace \
+			--ExecutePreprocessor.record_timing=False \
+			--ExecutePreprocessor.timeout=1800 "$$notebook"; \
+	done
+
+repository: environment
+	@test -n "$(URL)" || { echo "say where to: make repository URL=https://github.com/OWNER/NAME" >&2; exit 2; }
+	@$(PY) tools/repository.py set "$(URL)"
+
+clean:
+	rm -rf _build

@@ -1,0 +1,32 @@
+#!/bin/sh
+# run_tests.sh MAKE PYTHON: run every part of the checks, also after one has failed, then say how
+# each went. Exits 1 if any failed.
+set -u
+make=$1
+python=$2
+status=0
+results=
+
+part() {
+    name=$1
+    shift
+    printf '\n== %s\n' "$name"
+    if "$@"; then
+        results="$results
+passed: $name"
+    else
+        status=1
+        results="$results
+FAILED: $name"
+    fi
+}
+
+part "the book builds without a warning" "$make" --no-print-directory _build/.built
+part "unit tests and checks of notebooks and book" "$python" -m pytest -q -n 2 tests
+# One worker a notebook: its cells share a kernel.
+part "notebooks give their stored outputs again" "$python" -m pytest -q \
+    --nbval --nbval-current-env --nbval-sanitize-with=tests/nbval.cfg --nbval-cell-timeout=600 \
+    -n 2 --dist loadfile notebooks
+
+printf '\n== summary%s\n' "$results"
+exit $status
