@@ -1,0 +1,301 @@
+"""From sentences to token ids and back: whole words, or pieces of words learnt by BPE.
+
+Both tokenizers have one interface, `Tokenizer`, and the same four special tokens. Both learn from
+the sentences that they are given and from nothing else: give them the training side alone.
+"""
+
+import json
+import re
+import unicodedata
+import uuid
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
+
+_SAME = {
+    "'": "\u2018\u2019\u201a\u201b\u02bc\u00b4\u2032",
+    '"': "\u201c\u201d\u201e\u201f\u00ab\u00bb\u2033",
+    "-": "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\uff0d",
+    "": "\u200b\u200c\u200d\u2060\ufeff\u00ad",
+    "...": "\u2026",
+}
+_CHARACTERS = str.maketrans({char: plain for plain, chars in _SAME.items() for char in chars})
+# French sets a space inside its guillemets. German turns them round, »so«, and sets none.
+_GUILLEMETS = re.compile(r"(?<![^\s(])«\s*([^«»]*?)\s*»")
+
+
+def normalise(text: str) -> str:
+    """Write a sentence in one way: Unicode NFC, plain quotes, dashes and spaces.
+
+    Letters, case and accents stay. Every kind of white space, the no-break spaces of French
+    typography among them, becomes one space; curly and angular quotation marks become straight;
+    invisible characters go. Applying it twice changes nothing more.
+    """
+    text = _GUILLEMETS.sub(r'"\1"', unicodedata.normalize("NFC", text))
+    # Again NFC: letter and accent may have been kept apart by an invisible character.
+    return unicodedata.normalize("NFC", " ".join(text.translate(_CHARACTERS).split()))
+
+
+class Tokenizer(ABC):
+    """What the rest of the package may ask of a tokenizer.
+
+    ``encode`` and ``decode`` know nothing of ``<bos>`` and ``<eos>``: whoever makes training
+    examples adds them (`src.batches.encode_pairs`).
+    """
+
+    pad_id: ClassVar[int] = 0
+    bos_id: ClassVar[int] = 1
+    eos_id: ClassVar[int] = 2
+    unk_id: ClassVar[int] = 3
+    kind: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def train(cls, sentences: Iterable[str], vocab_size: int) -> Self:
+        """Learn a vocabulary of at most ``vocab_size`` tokens, special ones included."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the size V of the vocabulary, special tokens included."""
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a sentence: 3 … V-1, that is, no special token but ``unk_id``."""
+
+    @abstractmethod
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """Return the token of each id, special ones too: the labels of an attention map."""
+
+    @abstractmethod
+    def _join(self, ids: list[int]) -> str:
+        """Make a sentence of ids that are neither ``<pad>`` nor ``<bos>`` nor ``<eos>``."""
+
+    @abstractmethod
+    def _state(self) -> Any:
+        """Return what `_from_state` needs, as JSON knows it."""
+
+    @classmethod
+    @abstractmethod
+    def _from_state(cls, state: Any) -> Self: ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the sentence that ids stand for, as far as the first ``<eos>``.
+
+        Args:
+            ids: Token ids, a list or a tensor of rank 1. ``<pad>`` and ``<bos>`` are left out.
+
+        Raises:
+            ValueError: If an id is outside 0 … V-1.
+        """
+        kept = []
+        for token_id in self._checked(ids):
+            if token_id == self.eos_id:
+                break
+            if token_id not in (self.pad_id, self.bos_id):
+                kept.append(token_id)
+        return self._join(kept)
+
+    def to_file(self, path: str | Path) -> None:
+        """Write the tokenizer to a JSON file, whole or not at all."""
+        path = Path(path)
+        part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+        text = json.dumps({"tokenizer": self.kind, "state": self._state()}, ensure_ascii=False)
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Read a tokenizer back. `Tokenizer.from_file` reads either kind.
+
+        Raises:
+            ValueError: If the file holds no tokenizer, or one of another kind.
+        """
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            kind, state = content["tokenizer"], content["state"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is not a tokenizer's file: {error!r}") from error
+        for found in (WordTokenizer, SubwordTokenizer):
+            if found.kind == kind and issubclass(found, cls):
+                return found._from_state(state)
+        raise ValueError(f"{path} holds a tokenizer of kind {kind!r}, not a {cls.__name__}")
+
+    def _checked(self, ids: Iterable[int]) -> list[int]:
+        ids = [int(token_id) for token_id in ids]
+        for token_id in ids:
+            if not 0 <= token_id < len(self):
+                raise ValueError(f"ids must be in 0 … {len(self) - 1}, but one is {token_id}")
+        return ids
+
+
+# French verbs carry their pronoun on a hyphen: donnez-moi, est-ce, a-t-il, celui-ci.
+_PRONOUN = (
+    r"-(?:t-)?(?:je|tu|ils?|elles?|on|nous|vous|ce|moi|toi|lui|leur|les?|la|là|ci|y|en)(?!\w)(?!['-]\w)"
+)
+_TOKEN = re.compile(
+    r"(?:[cdjlmnst]|(?:jusqu|lorsqu|puisqu|quoiqu|qu))'(?=\w)"  # elision: l'eau, qu'il
+    rf"|(?<=\w){_PRONOUN}"
+    r"|\d+(?:[.,:]\d+)+(?!\w)"  # 3.5, 10,000, 7:30
+    rf"|\w+(?:'\w+|(?!{_PRONOUN})-\w+)*"  # words: don't, aujourd'hui, peut-être
+    r"|[^\w\s]"
+)
+_NO_SPACE_BEFORE = frozenset(".,;:!?)]}%")
+_NO_SPACE_AFTER = frozenset("([{¿¡$£#")
+
+
+def split_words(text: str) -> list[str]:
+    """Split a sentence into lower-case words and punctuation marks.
+
+    French is split where it grows together, ``l'eau`` into ``l'`` and ``eau``, ``est-ce`` into
+    ``est`` and ``-ce``; English contractions such as ``don't`` stay whole.
+    """
+    return _TOKEN.findall(normalise(text).lower())
+
+
+def join_words(tokens: Iterable[str]) -> str:
+    """Undo `split_words` up to case and the spaces around punctuation."""
+    text, glue, quoted = "", True, False
+    for token in tokens:
+        closing = token == '"' and quoted
+        attached = token in _NO_SPACE_BEFORE or closing or (token[0] == "-" and len(token) > 1)
+        text += token if glue or attached else " " + token
+        opening = token == '"' and not quoted
+        glue = token in _NO_SPACE_AFTER or opening or (token[-1] == "'" and len(token) > 1)
+        quoted ^= token == '"'
+    return text
+
+
+class WordTokenizer(Tokenizer):
+    """Whole words in lower case: a token is a thing that one can read off an attention map.
+
+    Words that the vocabulary lacks become ``<unk>``.
+    """
+
+    kind = "word"
+
+    def __init__(self, words: Iterable[str]) -> None:
+        """Make a vocabulary of the special tokens and of ``words``, in that order.
+
+        Raises:
+            ValueError: If a word comes twice or is a special token.
+        """
+        self._tokens = [*SPECIALS, *words]
+        self._ids = {token: index for index, token in enumerate(self._tokens)}
+        if len(self._ids) < len(self._tokens):
+            twice = [token for token, count in Counter(self._tokens).items() if count > 1]
+            raise ValueError(f"words must be unique and no special tokens, but repeats {twice[:5]}")
+
+    @classmethod
+    def train(cls, sentences: Iterable[str], vocab_size: int) -> Self:
+        """Choose the most frequent words; of equally frequent ones the first by code point.
+
+        Args:
+            sentences: Training sentences.
+            vocab_size: Largest size V of the vocabulary, special tokens included.
+
+        Raises:
+            ValueError: If ``vocab_size`` leaves no room for a word.
+        """
+        if vocab_size <= len(SPECIALS):
+            raise ValueError(f"vocab_size must be above {len(SPECIALS)}, but is {vocab_size}")
+        counts = Counter(token for sentence in sentences for token in split_words(sentence))
+        by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls(by_frequency[: vocab_size - len(SPECIALS)])
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def encode(self, text: str) -> list[int]:
+        return [self._ids.get(token, self.unk_id) for token in split_words(text)]
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        return [self._tokens[token_id] for token_id in self._checked(ids)]
+
+    def _join(self, ids: list[int]) -> str:
+        return join_words(self._tokens[token_id] for token_id in ids)
+
+    def _state(self) -> list[str]:
+        return self._tokens[len(SPECIALS) :]
+
+    @classmethod
+    def _from_state(cls, state: list[str]) -> Self:
+        return cls(state)
+
+
+class SubwordTokenizer(Tokenizer):
+    """Byte-pair encoding over UTF-8 bytes, by Hugging Face's `tokenizers`.
+
+    It keeps case and accents, and knows no unknown word: the 256 bytes are tokens themselves, so
+    ``decode(encode(text)) == normalise(text)`` for every text.
+
+    Source: Sennrich et al. 2016, https://aclanthology.org/P16-1162; over bytes: Radford et al. 2019.
+    """
+
+    kind = "subword"
+
+    def __init__(self, bpe: tokenizers.Tokenizer) -> None:
+        self._bpe = bpe
+        # A sentence that says "<eos>" means the five characters. Not part of the saved file.
+        self._bpe.encode_special_tokens = True
+
+    @classmethod
+    def train(cls, sentences: Iterable[str], vocab_size: int) -> Self:
+        """Learn merges from ``sentences`` until there are ``vocab_size`` tokens.
+
+        Args:
+            sentences: Training sentences.
+            vocab_size: Largest size V of the vocabulary, with special tokens and the 256 bytes.
+
+        Raises:
+            ValueError: If ``vocab_size`` is below 260.
+        """
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        smallest = len(SPECIALS) + len(alphabet)
+        if vocab_size < smallest:
+            raise ValueError(f"vocab_size must be at least {smallest}, but is {vocab_size}")
+        bpe = tokenizers.Tokenizer(models.BPE())
+        bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        bpe.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=list(SPECIALS),
+            initial_alphabet=alphabet,
+            min_frequency=2,
+            show_progress=False,
+        )
+        bpe.train_from_iterator((normalise(sentence) for sentence in sentences), trainer)
+        return cls(bpe)
+
+    def __len__(self) -> int:
+        return self._bpe.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        text = normalise(text)
+        return self._bpe.encode(text, add_special_tokens=False).ids if text else []
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """Return the text of each id; the first piece of a word starts with its space."""
+        return [
+            self._bpe.decode([token_id], skip_special_tokens=False)
+            for token_id in self._checked(ids)
+        ]
+
+    def _join(self, ids: list[int]) -> str:
+        return self._bpe.decode(ids, skip_special_tokens=False).removeprefix(" ")
+
+    def _state(self) -> dict[str, Any]:
+        return json.loads(self._bpe.to_str())
+
+    @classmethod
+    def _from_state(cls, state: dict[str, Any]) -> Self:
+        return cls(tokenizers.Tokenizer.from_str(json.dumps(state)))
