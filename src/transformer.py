@@ -46,11 +46,24 @@ class Encoder(_Stack):
         src: Int[Tensor, "B S"],
         mask: Bool[Tensor, "#B #S S"] | None = None,
         record: Record = None,
+        states: Record = None,
     ) -> Float[Tensor, "B S D"]:
-        """Encode ``src``; each layer's weights are appended to ``record`` if it is a list."""
+        """Encode ``src``.
+
+        Args:
+            src: Source ids.
+            mask: Which positions may be attended to.
+            record: List that takes each layer's weights ``(B, H, S, S)``.
+            states: List that takes the embeddings and each layer's output ``(B, S, D)``: one
+                more than there are layers.
+        """
         x = self.embeddings(src)
+        if states is not None:
+            states.append(x.detach())
         for layer in self.layers:
             x = layer(x, mask, self.rotary, record)
+            if states is not None:
+                states.append(x.detach())
         return self.finish(x)
 
 
