@@ -91,18 +91,19 @@ def attention(
     num_queries, num_keys = query.shape[-2], key.shape[-2]
     if mask is not None:
         check_mask(mask, (*query.shape[:-1], num_keys))
+    fused = backend == "sdpa" and not return_weights
     # One query sees the whole cache, and the kernel's own flag is right where S = T without a
     # mask; only the rest needs the causal mask as a tensor.
-    fused_causal = is_causal and mask is None and num_queries == num_keys
-    if is_causal and num_queries > 1 and not (fused_causal and backend == "sdpa"):
+    fused_causal = fused and is_causal and mask is None and num_queries == num_keys
+    if is_causal and num_queries > 1 and not fused_causal:
         causal = causal_mask(num_queries, num_keys, device=query.device)
         causal = causal.view((1,) * (query.dim() - 2) + causal.shape[-2:])
         mask = causal if mask is None else mask & causal
 
-    if backend == "sdpa" and not return_weights:
+    if fused:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale,
-            is_causal=fused_causal and mask is None,
+            is_causal=fused_causal,
         )
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = (query * scale) @ key.transpose(-2, -1)

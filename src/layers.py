@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from src.cache import KVCache
 from src.config import TransformerConfig
 from src.multihead import MultiHeadAttention
+from src.packing import Packing
 from src.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
 
 Record = list[Tensor] | None
@@ -120,8 +121,8 @@ class AddNorm(nn.Module):
         self.norm_first = config.norm_first
 
     def forward(
-        self, x: Float[Tensor, "B T D"], sublayer: Callable[[Tensor], Tensor]
-    ) -> Float[Tensor, "B T D"]:
+        self, x: Float[Tensor, "*tokens D"], sublayer: Callable[[Tensor], Tensor]
+    ) -> Float[Tensor, "*tokens D"]:
         """Wrap ``sublayer``, a function of one tensor that keeps its shape."""
         if self.norm_first:
             return x + self.dropout(sublayer(self.norm(x)))
@@ -142,16 +143,27 @@ class EncoderLayer(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "B S D"],
+        x: Float[Tensor, "*tokens D"],
         mask: Bool[Tensor, "#B #S S"] | None = None,
         rotary: RotaryPositions | None = None,
+        packing: Packing | None = None,
         record: Record = None,
-    ) -> Float[Tensor, "B S D"]:
-        """Transform ``x``; weights ``(B, H, S, S)`` are appended to ``record`` if it is a list."""
-        keep = record is not None
+    ) -> Float[Tensor, "*tokens D"]:
+        """Transform ``x``, ``(B, S, D)`` or packed.
+
+        Args:
+            x: Source tokens.
+            mask: Which positions may be attended to.
+            rotary: Rotary positions, if the model has them.
+            packing: How ``x`` is packed, if it is.
+            record: List that takes the weights ``(B, H, S, S)``.
+        """
 
         def attend(h: Tensor) -> Tensor:
-            result = self.self_attention(h, mask=mask, rotary=rotary, return_weights=keep)
+            keep = record is not None
+            result = self.self_attention(
+                h, mask=mask, rotary=rotary, packing=packing, return_weights=keep
+            )
             return _kept(result, record)
 
         x = self.add_norms[0](x, attend)
@@ -173,15 +185,16 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "B T D"],
+        x: Float[Tensor, "*tokens D"],
         memory: MemoryHeads,
         memory_mask: Bool[Tensor, "#B #T S"] | None = None,
         rotary: RotaryPositions | None = None,
         cache: KVCache | None = None,
+        packing: Packing | None = None,
         self_record: Record = None,
         cross_record: Record = None,
-    ) -> Float[Tensor, "B T D"]:
-        """Transform ``x``, looking at ``memory``.
+    ) -> Float[Tensor, "*tokens D"]:
+        """Transform ``x``, ``(B, T, D)`` or packed, looking at ``memory``.
 
         Args:
             x: Target tokens; with a cache, only those that are not stored in it.
@@ -190,6 +203,7 @@ class DecoderLayer(nn.Module):
             memory_mask: Which source positions may be attended to.
             rotary: Rotary positions, if the model has them; for self-attention alone.
             cache: Earlier keys and values; the new ones are appended to it.
+            packing: How ``x`` is packed, if it is.
             self_record: List that takes the self-attention's weights ``(B, H, T, T)``.
             cross_record: List that takes the cross-attention's weights ``(B, H, T, S)``.
         """
@@ -197,14 +211,17 @@ class DecoderLayer(nn.Module):
         def attend_self(h: Tensor) -> Tensor:
             keep = self_record is not None
             result = self.self_attention(
-                h, is_causal=True, rotary=rotary, cache=cache, return_weights=keep
+                h, is_causal=True, rotary=rotary, cache=cache, packing=packing,
+                return_weights=keep,
             )
             return _kept(result, self_record)
 
         def attend_memory(h: Tensor) -> Tensor:
             keep = cross_record is not None
-            query = self.cross_attention.project_query(h)
-            result = self.cross_attention.attend(query, *memory, memory_mask, return_weights=keep)
+            query = self.cross_attention.project_query(h, packing)
+            result = self.cross_attention.attend(
+                query, *memory, memory_mask, packing=packing, return_weights=keep
+            )
             return _kept(result, cross_record)
 
         x = self.add_norms[0](x, attend_self)

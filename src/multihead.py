@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from src.cache import KVCache
 from src.functional import attention, masked_softmax
+from src.packing import Packing
 from src.positions import RotaryPositions
 
 
@@ -71,7 +72,7 @@ class MultiHeadAttention(nn.Module):
 
     def forward(
         self,
-        query: Float[Tensor, "B T D"],
+        query: Float[Tensor, "*tokens D"],
         key: Float[Tensor, "B S D"] | None = None,
         value: Float[Tensor, "B S D"] | None = None,
         mask: Bool[Tensor, "#B #T S_all"] | None = None,
@@ -79,18 +80,23 @@ class MultiHeadAttention(nn.Module):
         is_causal: bool = False,
         rotary: RotaryPositions | None = None,
         cache: KVCache | None = None,
+        packing: Packing | None = None,
         return_weights: bool = False,
-    ) -> Float[Tensor, "B T D"] | tuple[Float[Tensor, "B T D"], Float[Tensor, "B H T S_all"]]:
+    ) -> (
+        Float[Tensor, "*tokens D"]
+        | tuple[Float[Tensor, "*tokens D"], Float[Tensor, "B H T S_all"]]
+    ):
         """Attend from ``query`` to ``key`` and ``value``.
 
         Args:
-            query: Queries. Alone, they are keys and values as well: self-attention.
+            query: Queries ``(B, T, D)``. Alone, they are keys and values as well: self-attention.
             key: Keys; None means ``query``.
             value: Values; None means ``key``.
             mask: True = may attend, rank 3; the head axis is added here and nowhere else.
             is_causal: Forbid later keys.
             rotary: Turns queries and keys by their positions; the first stands at ``cache.length``.
             cache: Earlier keys and values of self-attention. The new ones are **appended to it**.
+            packing: Given, ``query`` and the output are packed, ``(N, D)``; self-attention only.
             return_weights: Also return each head's weights, before dropout.
 
         Raises:
@@ -98,31 +104,37 @@ class MultiHeadAttention(nn.Module):
             ValueError: If ``mask`` is not of rank 3 or does not fit, or the cache does not.
         """
         if key is None and value is None:
-            heads = self.split(self.in_proj(query), 3)
+            q, k, v = self.split(self.in_proj(query), 3, packing)
         else:
-            key = query if key is None else key
-            heads = (self.project_query(query), *self.project_key_value(key, value))
-        q, k, v = heads
+            q = self.project_query(query, packing)
+            k, v = self.project_key_value(query if key is None else key, value)
         if rotary is not None:
             offset = 0 if cache is None else cache.length
             q, k = rotary(q, offset), rotary(k, offset)
         if cache is not None:
             k, v = cache.append(k, v)
-        return self.attend(q, k, v, mask, is_causal=is_causal, return_weights=return_weights)
+        return self.attend(
+            q, k, v, mask, is_causal=is_causal, packing=packing, return_weights=return_weights
+        )
 
-    def project_query(self, query: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T K"]:
+    def project_query(
+        self, query: Float[Tensor, "*tokens D"], packing: Packing | None = None
+    ) -> Float[Tensor, "B H T K"]:
         """Heads of the queries."""
-        return self.split(self._project(query, 0, 1), 1)[0]
+        return self.split(self._project(query, 0, 1), 1, packing)[0]
 
     def project_key_value(
-        self, key: Float[Tensor, "B S D"], value: Float[Tensor, "B S D"] | None = None
+        self,
+        key: Float[Tensor, "*tokens D"],
+        value: Float[Tensor, "*tokens D"] | None = None,
+        packing: Packing | None = None,
     ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S K"]]:
         """Heads of keys and values; computed once where the keys stay, as a memory's do."""
         if value is None or value is key:
-            k, v = self.split(self._project(key, 1, 3), 2)
+            k, v = self.split(self._project(key, 1, 3), 2, packing)
         else:
-            k = self.split(self._project(key, 1, 2), 1)[0]
-            v = self.split(self._project(value, 2, 3), 1)[0]
+            k = self.split(self._project(key, 1, 2), 1, packing)[0]
+            v = self.split(self._project(value, 2, 3), 1, packing)[0]
         return k, v
 
     def attend(
@@ -133,8 +145,9 @@ class MultiHeadAttention(nn.Module):
         mask: Bool[Tensor, "#B #T S"] | None = None,
         *,
         is_causal: bool = False,
+        packing: Packing | None = None,
         return_weights: bool = False,
-    ) -> Float[Tensor, "B T D"] | tuple[Float[Tensor, "B T D"], Float[Tensor, "B H T S"]]:
+    ) -> Float[Tensor, "*tokens D"] | tuple[Float[Tensor, "*tokens D"], Float[Tensor, "B H T S"]]:
         """Attend within each head, concatenate the heads and mix them by ``out_proj``.
 
         Raises:
@@ -159,11 +172,16 @@ class MultiHeadAttention(nn.Module):
                 raise ValueError("is_causal goes with the scaled dot product; pass a causal mask")
             weights = masked_softmax(self.scorer(query, key), mask)
             output = F.dropout(weights, dropout) @ value
-        output = self.out_proj(output.transpose(1, 2).flatten(2))  # (B, H, T, K) -> (B, T, D)
+        output = output.transpose(1, 2).flatten(2)  # (B, H, T, K) -> (B, T, D)
+        output = self.out_proj(output if packing is None else packing.pack(output))
         return (output, weights) if return_weights else output
 
-    def split(self, x: Float[Tensor, "B T parts_D"], parts: int) -> tuple[Tensor, ...]:
+    def split(
+        self, x: Float[Tensor, "*tokens parts_D"], parts: int, packing: Packing | None = None
+    ) -> tuple[Tensor, ...]:
         """Cut ``(B, T, parts · D)`` into ``parts`` tensors of heads ``(B, H, T, K)``."""
+        if packing is not None:
+            x = packing.unpack(x)
         x = x.unflatten(-1, (parts, self.num_heads, self.head_dim))
         return x.permute(2, 0, 3, 1, 4).unbind(0)  # (B, T, P, H, K) -> P × (B, H, T, K)
 

@@ -8,6 +8,7 @@ from src.cache import DecoderCache, KVCache
 from src.config import TransformerConfig
 from src.layers import DecoderLayer, Embeddings, EncoderLayer, MemoryHeads, Record
 from src.masks import padding_mask
+from src.packing import Packing
 from src.positions import RotaryPositions
 
 __all__ = ["Decoder", "Encoder", "Transformer", "TransformerConfig", "TransformerStepper"]
@@ -45,23 +46,28 @@ class Encoder(_Stack):
         self,
         src: Int[Tensor, "B S"],
         mask: Bool[Tensor, "#B #S S"] | None = None,
+        packing: Packing | None = None,
         record: Record = None,
         states: Record = None,
-    ) -> Float[Tensor, "B S D"]:
+    ) -> Float[Tensor, "*tokens D"]:
         """Encode ``src``.
 
         Args:
             src: Source ids.
             mask: Which positions may be attended to.
+            packing: Given, the output is packed ``(N, D)`` instead of ``(B, S, D)``, and so is
+                all the work but attention itself.
             record: List that takes each layer's weights ``(B, H, S, S)``.
             states: List that takes the embeddings and each layer's output ``(B, S, D)``: one
                 more than there are layers.
         """
         x = self.embeddings(src)
+        if packing is not None:
+            x = packing.pack(x)
         if states is not None:
             states.append(x.detach())
         for layer in self.layers:
-            x = layer(x, mask, self.rotary, record)
+            x = layer(x, mask, self.rotary, packing, record)
             if states is not None:
                 states.append(x.detach())
         return self.finish(x)
@@ -79,9 +85,14 @@ class Decoder(_Stack):
             DecoderLayer(config) for _ in range(config.num_decoder_layers)
         )
 
-    def project_memory(self, memory: Float[Tensor, "B S D"]) -> list[MemoryHeads]:
-        """For each layer the heads of keys and values of ``memory``."""
-        return [layer.cross_attention.project_key_value(memory) for layer in self.layers]
+    def project_memory(
+        self, memory: Float[Tensor, "*tokens D"], packing: Packing | None = None
+    ) -> list[MemoryHeads]:
+        """For each layer the heads of keys and values of ``memory``, packed or not."""
+        return [
+            layer.cross_attention.project_key_value(memory, packing=packing)
+            for layer in self.layers
+        ]
 
     def forward(
         self,
@@ -89,18 +100,21 @@ class Decoder(_Stack):
         memory: list[MemoryHeads],
         memory_mask: Bool[Tensor, "#B #T S"] | None = None,
         cache: list[KVCache] | None = None,
+        packing: Packing | None = None,
         self_record: Record = None,
         cross_record: Record = None,
-    ) -> Float[Tensor, "B T D"]:
+    ) -> Float[Tensor, "*tokens D"]:
         """Decode ``tgt``, whose first token stands right after those stored in ``cache``.
 
         Padding needs no mask here: it stands at the end of a target, where no real token may
-        look anyway.
+        look anyway. With a ``packing`` the output is packed.
         """
         x = self.embeddings(tgt, offset=cache[0].length if cache else 0)
+        if packing is not None:
+            x = packing.pack(x)
         for i, layer in enumerate(self.layers):
             x = layer(
-                x, memory[i], memory_mask, self.rotary, cache[i] if cache else None,
+                x, memory[i], memory_mask, self.rotary, cache[i] if cache else None, packing,
                 self_record, cross_record,
             )
         return self.finish(x)
@@ -128,20 +142,36 @@ class Transformer(nn.Module):
             self.encoder.embeddings.tokens.weight = self.decoder.embeddings.tokens.weight
 
     def forward(
-        self, src: Int[Tensor, "B S"], tgt: Int[Tensor, "B T"]
-    ) -> Float[Tensor, "B T V"]:
+        self,
+        src: Int[Tensor, "B S"],
+        tgt: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T V"] | Float[Tensor, "N V"]:
         """Logits of the next token after every prefix of ``tgt``: training's view.
 
         Args:
             src: Source ids, padded at the end with ``pad_id``.
             tgt: Target ids, starting with ``bos_id``: the sentence shifted right by one.
+            targets: The right answers, padded at the end with ``pad_id``. Given, the logits are
+                those of the ``N`` real targets alone, in the order of
+                ``targets[targets != pad_id]``, and nothing is computed for padding.
 
         Raises:
             ValueError: If a batch is empty, the rows differ in number, a sequence is longer than
-                ``max_len`` or an id lies outside its vocabulary.
+                ``max_len``, an id lies outside its vocabulary, or padding stands before a token.
         """
-        memory_mask = padding_mask(src, self.config.pad_id)
-        return self.decode(tgt, self.encode(src), memory_mask)
+        mask = padding_mask(src, self.config.pad_id)
+        if targets is None:
+            return self.decode(tgt, self.encoder(src, mask), mask)
+        self._check_rows(src, tgt, targets)
+        real = targets != self.config.pad_id
+        src_packing, tgt_packing = Packing.of(mask.squeeze(1)), Packing.of(real)
+        memory = self.encoder(src, mask, src_packing)
+        heads = self.decoder.project_memory(memory, src_packing)
+        x = self.decoder(tgt, heads, mask, packing=tgt_packing)
+        if tgt_packing is None:
+            x = x[real]
+        return self.output(x)
 
     def encode(self, src: Int[Tensor, "B S"]) -> Float[Tensor, "B S D"]:
         """Memory of the source; padding is never attended to."""
@@ -158,10 +188,7 @@ class Transformer(nn.Module):
         Raises:
             ValueError: If ``tgt`` and ``memory`` differ in their number of rows.
         """
-        if len(tgt) != len(memory):
-            raise ValueError(
-                f"src and tgt must have as many rows, but have {len(memory)} and {len(tgt)}"
-            )
+        self._check_rows(memory, tgt)
         x = self.decoder(tgt, self.decoder.project_memory(memory), memory_mask)
         return self.output(x)
 
@@ -207,10 +234,23 @@ class Transformer(nn.Module):
         """
         maps: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
         mask = padding_mask(src, self.config.pad_id)
-        memory = self.encoder(src, mask, maps["encoder"])
+        memory = self.encoder(src, mask, record=maps["encoder"])
         heads = self.decoder.project_memory(memory)
-        self.decoder(tgt, heads, mask, None, maps["decoder"], maps["cross"])
+        self.decoder(
+            tgt, heads, mask, self_record=maps["decoder"], cross_record=maps["cross"]
+        )
         return maps
+
+    def _check_rows(self, src: Tensor, tgt: Tensor, targets: Tensor | None = None) -> None:
+        if len(src) != len(tgt):
+            raise ValueError(
+                f"src and tgt must have as many rows, but have {len(src)} and {len(tgt)}"
+            )
+        if targets is not None and targets.shape != tgt.shape:
+            raise ValueError(
+                f"targets must have the shape of tgt, {tuple(tgt.shape)}, but have "
+                f"{tuple(targets.shape)}"
+            )
 
     def num_parameters(self) -> int:
         """Number of learned numbers; tied ones count once."""

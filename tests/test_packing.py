@@ -1,0 +1,71 @@
+"""Packing: the same numbers, without padding."""
+
+import pytest
+import torch
+from src.packing import Packing
+from src.transformer import Transformer, TransformerConfig
+from torch.testing import assert_close
+
+SRC = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 2, 0, 0], [5, 2, 0, 0, 0]])
+TGT = torch.tensor([[1, 4, 5, 6, 7, 9, 3, 2], [1, 9, 2, 0, 0, 0, 0, 0], [1, 5, 4, 2, 0, 0, 0, 0]])
+
+
+def test_unpack_undoes_pack_and_zeroes_padding():
+    real = torch.tensor([[True, True, False], [True, True, True]])
+    x = torch.randn(2, 3, 7)
+    packing = Packing(real)
+    packed = packing.pack(x)
+    assert packed.shape == (5, 7)
+    assert torch.equal(packed, x[real])
+    assert torch.equal(packing.unpack(packed), x * real[..., None])
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_logits_and_gradients_are_those_of_the_padded_pass(norm_first, positions):
+    torch.manual_seed(0)
+    config = TransformerConfig.tiny(
+        11, 13, d_model=12, num_heads=2, norm_first=norm_first, positions=positions, dropout=0.0
+    )
+    model = Transformer(config).double()
+    tgt, targets = TGT[:, :-1], TGT[:, 1:]
+    real = targets != 0
+    packed = model(SRC, tgt, targets)
+    padded = model(SRC, tgt)[real]
+    assert packed.shape == (int(real.sum()), 13)
+    assert_close(packed, padded, rtol=0, atol=1e-12)
+    weight = torch.randn_like(packed)
+    got = torch.autograd.grad((packed * weight).sum(), model.parameters())
+    wanted = torch.autograd.grad((padded * weight).sum(), model.parameters())
+    for a, b in zip(got, wanted, strict=True):
+        assert_close(a, b, rtol=0, atol=1e-10)
+
+
+def test_there_is_no_packing_without_padding():
+    assert Packing.of(torch.ones(2, 3, dtype=torch.bool)) is None
+    assert Packing.of(torch.tensor([[True, False]])) is not None
+
+
+def test_targets_without_padding_give_every_logit():
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig.tiny(11, 13, d_model=12, num_heads=2)).eval()
+    tgt = torch.tensor([[1, 4, 5], [1, 6, 7]])
+    targets = torch.tensor([[4, 5, 2], [6, 7, 2]])
+    logits = model(SRC[:2], tgt, targets)
+    assert_close(logits, model(SRC[:2], tgt).flatten(0, 1), rtol=0, atol=1e-6)
+
+
+def test_padding_before_a_token_is_refused():
+    with pytest.raises(ValueError, match="tokens first and its padding last"):
+        Packing(torch.tensor([[False, True]]))
+
+
+def test_a_mask_that_is_not_boolean_is_refused(unchecked):
+    with pytest.raises(TypeError, match="real must be boolean, but has dtype torch.float32"):
+        Packing(torch.ones(1, 2))
+
+
+def test_targets_of_another_shape_are_refused(unchecked):
+    model = Transformer(TransformerConfig.tiny(11, 13, d_model=12, num_heads=2))
+    with pytest.raises(ValueError, match="targets must have the shape of tgt"):
+        model(SRC, TGT, TGT[:, 1:])
