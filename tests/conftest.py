@@ -10,6 +10,7 @@ import os
 # has a core of its own. Set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import jaxtyping
 import matplotlib
 import pytest
 import torch
@@ -22,6 +23,15 @@ torch.set_num_threads(1)
 def _seed():
     """Start each test from the same random state, whatever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def unchecked():
+    """Switch the annotations' checks off, so that the package's own message is what is raised."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 def pytest_collection_modifyitems(items):
