@@ -186,7 +186,7 @@ def read(encoder: Encoder, tokenizer: Tokenizer, sentences: Sequence[str]) -> Re
     tokens, ids, mask = _tokenize(encoder, tokenizer, sentences)
     states: list[Tensor] = []
     weights: list[Tensor] = []
-    encoder(ids, mask, weights, states)
+    encoder(ids, mask, record=weights, states=states)
     return Reading(tokens, ids, mask, states, weights)
 
 

@@ -132,7 +132,7 @@ def test_tiny_random_bert_equals_the_library_to_rounding(tiny_tensors):
     states = []
     with torch.no_grad():
         theirs = model(ids, keep.long(), output_hidden_states=True).hidden_states
-        output = encoder(ids, keep.unsqueeze(1), None, states)
+        output = encoder(ids, keep.unsqueeze(1), states=states)
     for ours, other in zip(states, theirs, strict=True):
         torch.testing.assert_close(ours[keep], other[keep], atol=1e-12, rtol=0)
     assert torch.equal(output, states[-1])
