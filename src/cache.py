@@ -55,9 +55,15 @@ class KVCache:
         """Store ``T`` more positions and return all ``S`` stored so far, as views.
 
         Raises:
+            TypeError: If the dtype is not the cache's: storing would cast silently.
             ValueError: If the rows are not those of the cache (a single row would broadcast
                 silently into all of them), or if more positions come than fit.
         """
+        if not key.dtype == value.dtype == self.keys.dtype:
+            raise TypeError(
+                f"key and value must have dtype {self.keys.dtype} to fit the cache, but have "
+                f"dtypes {key.dtype} and {value.dtype}"
+            )
         expected = (*self.keys.shape[:2], key.shape[2], self.keys.shape[3])
         if key.shape != expected or value.shape != expected:
             raise ValueError(

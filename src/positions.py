@@ -36,7 +36,8 @@ class _Table(nn.Module):
     """A constant table of positions that never falls below float32.
 
     ``model.to(torch.bfloat16)`` casts buffers, and bfloat16 tells no two angles apart from
-    position 256 on; so the table is built anew instead of being cast.
+    position 256 on; so the table is built anew instead of being cast. It is built anew, too, when
+    a module made on the device "meta" gets its storage: no state dict would bring the table.
     """
 
     table: Tensor
@@ -50,9 +51,9 @@ class _Table(nn.Module):
         raise NotImplementedError
 
     def _apply(self, fn, recurse=True):  # noqa: ANN001, ANN202 - PyTorch's own signature
-        before = self.table.dtype
+        before = self.table
         super()._apply(fn, recurse)
-        if self.table.dtype != before:
+        if self.table.dtype != before.dtype or before.is_meta:
             dtype = torch.promote_types(self.table.dtype, torch.float32)
             self.table = self._build(dtype).to(self.table.device)
         return self

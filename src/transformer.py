@@ -199,16 +199,17 @@ class Transformer(nn.Module):
             src: Source ids.
             max_len: Target positions to make room for; the model's ``max_len`` if None.
         """
-        memory = self.encode(src)
+        memory = self.decoder.project_memory(self.encode(src))
         max_len = self.config.max_len if max_len is None else min(max_len, self.config.max_len)
         heads, width = self.config.num_heads, self.config.d_model // self.config.num_heads
+        key = memory[0][0]  # under autocast its dtype is not the memory's own
         layers = [
-            KVCache(len(src), heads, max_len, width, dtype=memory.dtype, device=memory.device)
+            KVCache(len(src), heads, max_len, width, dtype=key.dtype, device=key.device)
             for _ in self.decoder.layers
         ]
         mask = padding_mask(src, self.config.pad_id)
         mask = None if bool(mask.all()) else mask  # no padding, no mask: the faster kernel
-        return DecoderCache(layers, self.decoder.project_memory(memory), mask)
+        return DecoderCache(layers, memory, mask)
 
     def decode_cached(
         self, tgt: Int[Tensor, "B T"], cache: DecoderCache

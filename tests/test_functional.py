@@ -1,0 +1,280 @@
+"""Attention and its softmax: against loops, against PyTorch's kernel, and at the edges."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reference
+from src.functional import attention, masked_softmax
+
+BACKENDS = ("explicit", "sdpa")
+B, H, T, S, K, KV = 3, 2, 5, 7, 11, 13
+HALVES = (torch.float32, torch.bfloat16, torch.float16)
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+def heads(dtype=torch.float64, num_queries=T, num_keys=S, width=KV):
+    """Random query, key and value that want gradients."""
+    shapes = ((B, H, num_queries, K), (B, H, num_keys, K), (B, H, num_keys, width))
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def random_mask(num_queries=T, num_keys=S):
+    """A mask in which one query of row 0 and every query of row 1 has no key at all."""
+    mask = torch.rand(B, 1, num_queries, num_keys) > 0.4
+    mask[..., 0] = True
+    mask[0, 0, 2] = False
+    mask[1] = False
+    return mask
+
+
+def grads(output, inputs, seed=1):
+    """Gradients of a random weighting of ``output``, the same for every caller."""
+    generator = torch.Generator().manual_seed(seed)
+    weighting = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+    return torch.autograd.grad((output * weighting.to(output)).sum(), inputs)
+
+
+def assert_close(ours, theirs, tolerance):
+    assert ours.shape == theirs.shape
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equals_the_loops(backend, scale):
+    inputs, mask = heads(), random_mask()
+    output = attention(*inputs, mask, scale=scale, backend=backend)
+    pairs = [
+        [
+            reference.attention(*(reference.nested(x[b, h]) for x in inputs), mask[b, 0], scale)
+            for h in range(H)
+        ]
+        for b in range(B)
+    ]
+    expected = reference.joined([[out for out, _ in row] for row in pairs])
+    assert_close(output, expected, 1e-12)
+    for ours, theirs in zip(grads(output, inputs), grads(expected, inputs), strict=True):
+        assert_close(ours, theirs, 1e-12)
+    _, weights = attention(*inputs, mask, scale=scale, backend=backend, return_weights=True)
+    assert_close(weights, reference.joined([[w for _, w in row] for row in pairs]), 1e-12)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("masked", [True, False])
+def test_explicit_equals_the_fused_kernel(dtype, masked):
+    inputs, mask = heads(dtype), random_mask() if masked else None
+    ours = attention(*inputs, mask, backend="explicit")
+    theirs = F.scaled_dot_product_attention(*inputs, attn_mask=mask)
+    assert_close(ours, theirs, TOLERANCE[dtype])
+    for a, b in zip(grads(ours, inputs), grads(theirs, inputs), strict=True):
+        assert_close(a, b, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(("num_queries", "num_keys"), [(5, 5), (5, 7), (1, 7), (1, 1)])
+def test_backends_agree_on_causal_attention(dtype, masked, num_queries, num_keys):
+    inputs = heads(dtype, num_queries, num_keys)
+    mask = torch.rand(B, 1, 1, num_keys) > 0.3 if masked else None
+    outputs = [attention(*inputs, mask, is_causal=True, backend=b) for b in BACKENDS]
+    assert_close(*outputs, TOLERANCE[dtype])
+    for a, b in zip(*(grads(out, inputs) for out in outputs), strict=True):
+        assert_close(a, b, TOLERANCE[dtype])
+    causal = reference.causal(num_queries, num_keys).expand(B, 1, -1, -1)
+    allowed = causal if mask is None else causal & mask
+    assert_close(outputs[0], attention(*inputs, allowed, backend="sdpa"), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("num_queries", "num_keys"), [(5, 5), (5, 7)])
+def test_returned_weights_are_causal_too(backend, num_queries, num_keys):
+    """The fused kernel returns no weights; the formula taken instead must not see the future."""
+    inputs = heads(num_queries=num_queries, num_keys=num_keys)
+    output, weights = attention(*inputs, is_causal=True, backend=backend, return_weights=True)
+    allowed = reference.causal(num_queries, num_keys)
+    assert bool((weights[..., ~allowed] == 0).all())
+    assert bool((weights[..., allowed] > 0).all())
+    assert_close(output, attention(*inputs, is_causal=True, backend=backend), 1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_query_without_keys_gets_zeros_and_finite_gradients(backend, dtype, causal):
+    inputs, mask = heads(dtype, width=K), random_mask()
+    output = attention(*inputs, mask, is_causal=causal, backend=backend)
+    assert output.dtype == dtype
+    assert bool((output[0, :, 2] == 0).all() and (output[1] == 0).all())
+    assert bool(output.isfinite().all()) and bool((output[2] != 0).any())
+    for grad in grads(output, inputs):
+        assert bool(grad.isfinite().all())
+        assert bool((grad[1] == 0).all()) and bool((grad[2] != 0).any())
+    _, weights = attention(*inputs, mask, backend=backend, return_weights=True)
+    assert bool((weights[1] == 0).all() and (weights[0, :, 2] == 0).all())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("axes", [(), (3,), (3, 2), (3, 2, 2)])
+def test_any_number_of_leading_axes(backend, axes):
+    query, key, value = (torch.randn(*axes, n, K).double() for n in (T, S, S))
+    mask = torch.rand(*axes, T, S) > 0.3
+    output = attention(query, key, value, mask, backend=backend)
+    flat = [x.reshape(-1, 1, *x.shape[-2:]) for x in (query, key, value, mask)]
+    expected = F.scaled_dot_product_attention(*flat[:3], attn_mask=flat[3]).view(*axes, T, K)
+    assert_close(output, expected, 1e-12)
+
+
+def test_gradients_are_those_of_finite_differences():
+    inputs = [x.detach()[:1, :1].requires_grad_() for x in heads(num_queries=2, num_keys=3)]
+    mask = torch.tensor([[True, False, True], [False, False, False]]).view(1, 1, 2, 3)
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: attention(q, k, v, mask, backend="explicit"), inputs
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_changed_future_leaves_the_past_bit_equal(backend):
+    query, key, value = (x.detach() for x in heads(torch.float32, S, S))
+    before = attention(query, key, value, is_causal=True, backend=backend)
+    for tensor in (key, value):
+        tensor[:, :, 4:] = torch.randn_like(tensor[:, :, 4:])
+    after = attention(query, key, value, is_causal=True, backend=backend)
+    assert torch.equal(before[:, :, :4], after[:, :, :4])
+    assert not torch.equal(before[:, :, 4:], after[:, :, 4:])
+
+
+def test_weights_are_those_before_dropout():
+    inputs = heads(torch.float32)
+    output, weights = attention(*inputs, dropout=0.5, return_weights=True)
+    assert_close(weights.sum(-1), torch.ones(B, H, T), 1e-6)
+    undropped = attention(*inputs)
+    assert (output - undropped).abs().max() > 0.1, "dropout has to act on the output"
+    torch.manual_seed(7)
+    output, weights = attention(*inputs, dropout=0.5, return_weights=True)
+    torch.manual_seed(7)
+    assert_close(output, F.dropout(weights, 0.5) @ inputs[2], 1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dropout_keeps_the_mean(backend):
+    query, key, value = torch.zeros(1, 1, 1, K), torch.zeros(1, 1, 20_000, K), torch.ones(1)
+    value = value.expand(1, 1, 20_000, 1)
+    output = attention(query, key, value, dropout=0.5, backend=backend)
+    assert output.item() != 1 and abs(output.item() - 1) < 0.05  # σ = 0.007
+
+
+def test_the_callers_tensors_stay_as_they_are():
+    scores, mask = torch.randn(T, S), torch.rand(T, S) > 0.5
+    copies = scores.clone(), mask.clone()
+    masked_softmax(scores, mask)
+    assert torch.equal(scores, copies[0]) and torch.equal(mask, copies[1])
+
+
+def test_scores_far_below_any_large_negative_fill():
+    """Where a fill of −1e9 is used, the forbidden key would win here."""
+    scores = torch.tensor([[-2e9, -2e9, 0.0]])
+    mask = torch.tensor([[True, True, False]])
+    assert masked_softmax(scores, mask).tolist() == [[0.5, 0.5, 0.0]]
+
+
+def test_half_precision_softmax_runs_in_float32():
+    """4096 equal scores: in float16 the sum of the exponentials is exact only when wide."""
+    scores = torch.full((1, 70_000), 5.0, dtype=torch.float16)
+    weights = masked_softmax(scores)
+    assert weights.dtype == torch.float16
+    assert weights.float().sum().item() == pytest.approx(1.0, abs=0.01)
+
+
+ROWS = st.integers(1, 5).flatmap(
+    lambda n: st.tuples(
+        st.lists(
+            st.lists(st.floats(-60, 60, width=32), min_size=n, max_size=n), min_size=1, max_size=4
+        ),
+        st.lists(st.booleans(), min_size=n, max_size=n),
+    )
+)
+
+
+@settings(deadline=None)
+@given(ROWS, st.floats(-50, 50), st.randoms(use_true_random=False))
+def test_softmax_properties(rows, shift, random):
+    """Rows sum to 1 or 0; a shift changes nothing; permuted keys give permuted weights."""
+    values, allowed = rows
+    scores = torch.tensor(values, dtype=torch.float64)
+    mask = torch.tensor(allowed).unsqueeze(0)
+    weights = masked_softmax(scores, mask)
+    assert bool((weights >= 0).all()) and bool((weights[:, ~mask[0]] == 0).all())
+    expected = torch.full((len(values),), float(any(allowed)), dtype=torch.float64)
+    assert_close(weights.sum(-1), expected, 1e-12)
+    assert_close(masked_softmax(scores + shift, mask), weights, 1e-12)
+    order = list(range(len(allowed)))
+    random.shuffle(order)
+    assert_close(masked_softmax(scores[:, order], mask[:, order]), weights[:, order], 1e-12)
+
+
+def three(*shapes):
+    return [torch.zeros(shape) for shape in shapes]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mask": torch.ones(3, 5, dtype=torch.bool)}, r"mask must have rank 3.* shape \(3, 5\)"),
+        ({"mask": torch.ones(1, 3, 5, 7, dtype=torch.bool)}, "mask must have rank 3"),
+        ({"mask": torch.ones(3, 5, 6, dtype=torch.bool)}, r"\(3, 5, 6\) does not broadcast to"),
+        ({"mask": torch.ones(2, 1, 7, dtype=torch.bool)}, r"scores of shape \(3, 5, 7\)"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, but is 1.0"),
+        ({"dropout": -0.1}, "dropout must be at least 0 and below 1, but is -0.1"),
+        ({"dropout": float("nan")}, "dropout must be at least 0 and below 1, but is nan"),
+        ({"key": torch.zeros(3, 7, 13)}, "query and key must be equally wide, but are 11 and 13"),
+        ({"value": torch.zeros(3, 6, 11)}, "key and value must hold as many rows.* 7 and 6"),
+        ({"query": torch.zeros(1, 5, 11)}, r"leading axes.*\(1, 5, 11\), \(3, 7, 11\)"),
+        ({"query": torch.zeros(3, 8, 11), "is_causal": True}, "num_keys must be at least"),
+    ],
+)
+def test_bad_values_are_refused(unchecked, backend, changes, message):
+    query, key, value = three((3, 5, 11), (3, 7, 11), (3, 7, 11))
+    arguments = {"query": query, "key": key, "value": value} | changes
+    with pytest.raises(ValueError, match=message):
+        attention(**arguments, backend=backend)
+
+
+def test_unknown_backend_is_refused():
+    inputs = three((3, 5, 11), (3, 7, 11), (3, 7, 11))
+    with pytest.raises(ValueError, match="backend must be one of sdpa, explicit, but is 'flash'"):
+        attention(*inputs, backend="flash")
+
+
+@pytest.mark.parametrize("mask", [torch.zeros(3, 5, 7), torch.ones(3, 5, 7, dtype=torch.uint8)])
+def test_masks_must_be_boolean(unchecked, mask):
+    """An additive mask or one of 0 and 1 would be read the wrong way."""
+    with pytest.raises(TypeError, match=f"mask must be boolean .*dtype {mask.dtype}"):
+        attention(*three((3, 5, 11), (3, 7, 11), (3, 7, 11)), mask)
+    with pytest.raises(TypeError, match="mask must be boolean"):
+        masked_softmax(torch.zeros(3, 5, 7), mask)
+
+
+def test_softmax_refuses_a_mask_of_lower_rank(unchecked):
+    with pytest.raises(ValueError, match="mask must have rank 3"):
+        masked_softmax(torch.zeros(5, 5, 7), torch.ones(5, 7, dtype=torch.bool))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float64])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gpu_equals_cpu(backend, dtype, causal):
+    inputs, mask = heads(torch.float64, width=K), random_mask()
+    expected = attention(*inputs, mask, is_causal=causal, backend="explicit")
+    there = [x.detach().to("cuda", dtype).requires_grad_() for x in inputs]
+    output = attention(*there, mask.cuda(), is_causal=causal, backend=backend)
+    tolerance = {torch.float64: 1e-10, torch.float32: 1e-4}.get(dtype, 3e-2)
+    assert_close(output.cpu().double(), expected, tolerance)
+    assert bool((output[1] == 0).all()) and bool((output[0, :, 2] == 0).all())
+    for ours, theirs in zip(grads(output, there), grads(expected, inputs), strict=True):
+        assert bool(ours.isfinite().all())
+        assert_close(ours.cpu().double(), theirs, 10 * tolerance)
