@@ -1,0 +1,152 @@
+"""A small Sphinx extension: the parts of pages that are made when the book is built.
+
+* A block `{generated} NAME` in a page of `book/` becomes the MyST text that `GENERATED[NAME]`
+  returns: ledger and corrections from the notebooks' experiments, chapters from their titles, the
+  package's reference from its modules. So none of them can drift from what it tells of.
+* Each box of a claim becomes a target, so that `{ref}` reaches it as `claim-10-3-5`.
+* What `tools/notebooks.py` finds wrong with a notebook becomes a warning, and `-W` an error.
+"""
+
+import re
+from itertools import groupby
+from pathlib import Path
+
+import notebooks
+import package
+from docutils import nodes
+from sphinx.util import logging
+
+logger = logging.getLogger(__name__)
+
+COUNTED = {
+    "holds": ("holds", "hold"),
+    "caveat": ("holds under a condition", "hold under a condition"),
+    "wrong": ("does not hold", "do not hold"),
+    "measured": ("is an open question that we measure", "are open questions that we measure"),
+}
+
+
+def target_of(claim_id: str) -> str:
+    """Return the label of a claim's box: 10.3-5 becomes claim-10-3-5."""
+    return "claim-" + claim_id.replace(".", "-")
+
+
+def ledger() -> str:
+    """Return one table a chapter: claim, verdict, measured figure."""
+    found = notebooks.findings()
+    counts = [(sum(f.verdict == v for f in found), words) for v, words in COUNTED.items()]
+    said = [f"{n} {words[n != 1]}" for n, words in counts if n]
+    lines = [f"Of {len(found)} claims, " + ", ".join(said) + ".", ""]
+    for path, group in groupby(found, key=lambda f: f.notebook):
+        lines += [f"## {notebooks.title(path)}", ""]
+        lines += ["````{list-table}", ":header-rows: 1", ":class: ledger"]
+        lines += [":widths: 10 44 16 30", ""]
+        lines += ["* - Claim", "  - What the texts say", "  - Verdict", "  - Measured"]
+        for f in group:
+            lines += [
+                f"* - {{ref}}`{f.claim.id} <{target_of(f.claim.id)}>`",
+                f"  - {f.claim.statement}",
+                f"  - [{notebooks.VERDICTS[f.verdict]}]{{.verdict .{f.verdict}}}",
+                f"  - {_plain(f.measured)}",
+            ]
+        lines += ["````", ""]
+    return "\n".join(lines)
+
+
+def corrections() -> str:
+    """Return the boxes of the claims that do not hold, then of those with a condition."""
+    lines = []
+    for verdict, heading in (
+        ("wrong", "What does not hold"),
+        ("caveat", "What holds under a condition"),
+    ):
+        found = [f for f in notebooks.findings() if f.verdict == verdict]
+        if found:
+            lines += [f"## {heading}", ""]
+        for f in found:
+            # Labels of equations exist once, in the chapter.
+            body = re.sub(r"(?m)^(.*\$\$) \([\w-]+\)\s*$", r"\1", f.body)
+            lines += [
+                f"`````{{admonition}} {f.title}",
+                f":class: claim {verdict}",
+                "",
+                f"The texts: *{f.claim.statement}*",
+                "",
+                body,
+                "",
+                f"{{ref}}`Go to the experiment <{target_of(f.claim.id)}>` in chapter"
+                f" {f.claim.chapter}.",
+                "`````",
+                "",
+            ]
+    return "\n".join(lines) or "There are none so far."
+
+
+def chapters() -> str:
+    """Return a list of the chapters, each with the question that opens it."""
+    lines = []
+    for path in notebooks.all_notebooks():
+        lines += [f"**[{notebooks.title(path)}](/notebooks/{path.name})**\\"]
+        lines += [notebooks.question(path), ""]
+    return "\n".join(lines)
+
+
+def modules() -> str:
+    """Return the reference of the package, lowest modules first."""
+    levels = package.levels()
+    files = package.modules()
+    order = sorted(files, key=lambda name: (levels[name] is None, levels[name] or 0))
+    lines = []
+    for name in order:
+        lines += [f"## `src.{name}`", "", "```{eval-rst}", f".. automodule:: src.{name}"]
+        lines += ["   :members:", "```", ""]
+    return "\n".join(lines)
+
+
+GENERATED = {
+    "ledger": ledger,
+    "corrections": corrections,
+    "chapters": chapters,
+    "modules": modules,
+}
+
+
+def generate(app, docname: str, content: list[str]) -> None:
+    """Replace the `{generated}` blocks of a page."""
+    content[0] = re.sub(
+        r"(?m)^```\{generated\} (\w+)\n```$", lambda m: GENERATED[m[1]](), content[0]
+    )
+
+
+def label_boxes(app, doctree: nodes.document) -> None:
+    """Give the box of each claim in a notebook an id and a label."""
+    docname = app.env.docname
+    if not docname.startswith("notebooks/"):
+        return
+    labels = app.env.get_domain("std").labels
+    for box in doctree.findall(nodes.admonition):
+        found = re.match(r"Claim (\d+\.\d+-\d+)\b", box.next_node(nodes.title).astext())
+        if found and "claim" in box["classes"]:
+            label = target_of(found[1])
+            box["ids"].append(label)
+            labels[label] = (docname, label, f"claim {found[1]}")
+
+
+def warn_of_problems(app, env, docnames) -> None:
+    """Warn of all that the checks find in the notebooks of the book."""
+    for path in notebooks.all_notebooks(Path(app.srcdir, "notebooks")):
+        if f"notebooks/{path.stem}" in env.found_docs:
+            for problem in notebooks.problems(path):
+                logger.warning(problem, location=f"notebooks/{path.stem}", type="course")
+
+
+def _plain(text: str) -> str:
+    """Escape what MyST would take as markup."""
+    return re.sub(r"([\\`*_{}\[\]<>$|~#^])", r"\\\1", text)
+
+
+def setup(app):
+    app.connect("source-read", generate)
+    app.connect("env-before-read-docs", warn_of_problems)
+    app.connect("doctree-read", label_boxes)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
