@@ -91,11 +91,20 @@ class TransformerConfig:
         self._demand(
             "num_heads", self.d_model % self.num_heads == 0, f"a divisor of d_model {self.d_model}"
         )
+        head_dim = self.d_model // self.num_heads
+        self._demand(
+            "positions", self.positions != "rotary" or head_dim % 2 == 0,
+            f"other than rotary where the width of a head, {head_dim}, is odd",
+        )
         for name in ("pad_id", "bos_id", "eos_id"):
             self._demand(
                 name, 0 <= getattr(self, name) < self.tgt_vocab_size,
                 f"an id of the target vocabulary, 0 … {self.tgt_vocab_size - 1}",
             )
+        self._demand(
+            "pad_id", self.pad_id < self.src_vocab_size,
+            f"an id of the source vocabulary, 0 … {self.src_vocab_size - 1}",
+        )
         self._demand(
             "tie_embeddings",
             self.tie_embeddings != "all" or self.src_vocab_size == self.tgt_vocab_size,

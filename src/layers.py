@@ -14,6 +14,8 @@ from src.multihead import MultiHeadAttention
 from src.packing import Packing
 from src.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
 
+_ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu}
+
 Record = list[Tensor] | None
 MemoryHeads = tuple[Tensor, Tensor]
 
@@ -85,6 +87,15 @@ class Embeddings(nn.Module):
 class FeedForward(nn.Module):
     """The same two dense layers on every position: ``W_2 · f(W_1 · x + b_1) + b_2``.
 
+    Args:
+        d_model: Width of a token.
+        d_ff: Hidden width.
+        dropout: Share of the hidden values set to zero while training; the paper has none.
+        activation: ``"relu"`` or ``"gelu"`` (the exact one).
+
+    Raises:
+        ValueError: If ``activation`` is neither.
+
     Source: Vaswani et al. 2017, §3.3, eq. 2.
     """
 
@@ -92,10 +103,14 @@ class FeedForward(nn.Module):
         self, d_model: int, d_ff: int, dropout: float = 0.0, activation: str = "relu"
     ) -> None:
         super().__init__()
+        if activation not in _ACTIVATIONS:
+            raise ValueError(
+                f"activation must be one of {', '.join(_ACTIVATIONS)}, but is {activation!r}"
+            )
         self.inner = nn.Linear(d_model, d_ff)
         self.outer = nn.Linear(d_ff, d_model)
         self.dropout = nn.Dropout(dropout)
-        self.activation = {"relu": F.relu, "gelu": F.gelu}[activation]
+        self.activation = _ACTIVATIONS[activation]
         for layer in (self.inner, self.outer):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)

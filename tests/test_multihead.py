@@ -1,0 +1,270 @@
+"""Multi-head attention: against loops, its symmetries, its cache, and every refusal."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import reference
+from src.cache import KVCache
+from src.masks import causal_mask
+from src.multihead import MultiHeadAttention
+from src.positions import RotaryPositions
+
+BACKENDS = ("explicit", "sdpa")
+B, T, S, H, K = 3, 5, 7, 2, 11
+D = H * K
+
+
+def close(ours, theirs, tolerance):
+    assert ours.shape == theirs.shape
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
+
+
+def make(dtype=torch.float64, **options):
+    module = MultiHeadAttention(D, H, **options).to(dtype)
+    for name, parameter in module.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter)
+    return module
+
+
+def tokens(length, dtype=torch.float64):
+    return torch.randn(B, length, D, dtype=dtype, requires_grad=True)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", ["self", "cross", "apart"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equals_the_loops(kind, bias, backend):
+    """Three rows, three heads of width 2, five queries, seven keys, all apart from one another."""
+    module = MultiHeadAttention(6, 3, bias=bias, backend=backend).double()
+    sizes = {"self": [5], "cross": [5, 7], "apart": [5, 7, 7]}[kind]
+    x = [torch.randn(2, n, 6, dtype=torch.float64, requires_grad=True) for n in sizes]
+    query, key, value = x[0], x[min(1, len(x) - 1)], x[-1]
+    mask = torch.rand(2, 5, key.shape[1]) > 0.4
+    mask[1, 3] = False
+    output = module(*x, mask=mask)
+    expected, weights = reference.multi_head(module, query, key, value, mask)
+    close(output, expected, 1e-12)
+    close(module(*x, mask=mask, return_weights=True)[1], weights, 1e-12)
+    wanted = [*x, *module.parameters()]
+    factor = torch.randn_like(output)
+    ours = torch.autograd.grad((output * factor).sum(), wanted)
+    theirs = torch.autograd.grad((expected * factor).sum(), wanted)
+    for a, b in zip(ours, theirs, strict=True):
+        close(a, b, 1e-12)
+
+
+def test_one_argument_is_self_attention():
+    module, x = make(), tokens(T)
+    close(module(x), module(x, x, x), 1e-12)
+    close(module(x), module(x, x), 1e-12)
+    close(module(x, value=x), module(x), 1e-12)
+
+
+def test_a_key_alone_is_the_value_too():
+    module, query, key = make(), tokens(T), tokens(S)
+    close(module(query, key), module(query, key, key.clone()), 1e-12)
+
+
+def test_projecting_apart_equals_projecting_at_once():
+    module, query, memory = make(), tokens(T), tokens(S)
+    heads = module.project_query(query), *module.project_key_value(memory)
+    assert [tuple(x.shape) for x in heads] == [(B, H, T, K), (B, H, S, K), (B, H, S, K)]
+    close(module.attend(*heads), module(query, memory), 1e-12)
+    w_q, w_k, w_v = module.in_proj.weight.chunk(3)
+    b_q, b_k, b_v = module.in_proj.bias.chunk(3)
+    for ours, x, w, b in zip(
+        heads, (query, memory, memory), (w_q, w_k, w_v), (b_q, b_k, b_v), strict=True
+    ):
+        close(ours.transpose(1, 2).flatten(2), x @ w.T + b, 1e-12)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.permutations(range(S)))
+def test_without_positions_attention_knows_no_order(order):
+    """Permuted tokens give permuted outputs; permuted keys and values change nothing."""
+    module, x, query = make(), tokens(S), tokens(T)
+    close(module(x[:, order]), module(x)[:, order], 1e-12)
+    close(module(query, x[:, order]), module(query, x), 1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rotary_attention_sees_distances_only(backend):
+    """The same tokens further along give the same output; in another order they do not."""
+    module = MultiHeadAttention(20, 2, backend=backend).double()
+    rotary = RotaryPositions(10, 50).double()
+    x = torch.randn(B, T, 20, dtype=torch.float64)
+
+    def heads(offset):
+        q, k, v = module.split(module.in_proj(x), 3)
+        return rotary(q, offset), rotary(k, offset), v
+
+    plain = module(x, rotary=rotary)
+    close(module.attend(*heads(0)), plain, 1e-12)
+    close(module.attend(*heads(31)), plain, 1e-12)
+    order = torch.tensor([2, 0, 1, 4, 3])
+    assert (module(x[:, order], rotary=rotary) - plain[:, order]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1, 1, 1), (3, 1, 2, 1), (2, 5), (7,)])
+@pytest.mark.parametrize("rotary", [False, True])
+def test_cached_chunks_equal_the_full_pass(backend, chunks, rotary):
+    module = MultiHeadAttention(20, 2, backend=backend).double()
+    turn = RotaryPositions(10, 29).double() if rotary else None
+    x = torch.randn(B, S, 20, dtype=torch.float64)
+    cache = KVCache(B, 2, 11, 10, dtype=torch.float64)
+    with torch.no_grad():
+        full = module(x, is_causal=True, rotary=turn)
+        steps = [
+            module(part, is_causal=True, rotary=turn, cache=cache)
+            for part in x.split(list(chunks), 1)
+        ]
+    close(torch.cat(steps, 1), full, 1e-12)
+    assert cache.length == S
+
+
+def test_dropout_acts_while_training_only():
+    module, x = make(dropout=0.5), tokens(T)
+    assert not torch.equal(module(x), module(x))
+    module.eval()
+    assert torch.equal(module(x), module(x))
+    close(module(x), make_copy_without_dropout(module)(x), 1e-12)
+
+
+def make_copy_without_dropout(module):
+    twin = make()
+    twin.load_state_dict(module.state_dict())
+    return twin
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mask_counts_in_training_and_evaluation(training):
+    module, query, key = make(), tokens(T).detach(), tokens(S).detach()
+    module.train(training)
+    mask = torch.ones(1, 1, S, dtype=torch.bool)
+    mask[..., 4:] = False
+    for backend in BACKENDS:
+        module.backend = backend
+        before = module(query, key, mask=mask)
+        changed = key.clone()
+        changed[:, 4:] = torch.randn_like(changed[:, 4:])
+        assert torch.equal(module(query, changed, mask=mask), before)
+        assert not torch.equal(module(query, changed), module(query, key))
+
+
+def test_returned_weights_do_not_stay_on_the_module():
+    module, x = make(), tokens(T)
+    _, weights = module(x, is_causal=True, return_weights=True)
+    assert weights.shape == (B, H, T, T)
+    assert bool((weights.triu(1) == 0).all()), "weights are causal, too"
+    close(weights.sum(-1), torch.ones(B, H, T, dtype=torch.float64), 1e-12)
+    twin = copy.deepcopy(module)
+    assert torch.equal(twin(x), module(x))
+
+
+class Closeness(nn.Module):
+    """A score unlike the dot product: the negative distance of query and key."""
+
+    def forward(self, query, key):
+        return -(query.unsqueeze(-2) - key.unsqueeze(-3)).norm(dim=-1)
+
+
+def test_another_scorer():
+    module, query, key = make(scorer=Closeness()), tokens(T), tokens(S)
+    mask = torch.rand(B, T, S) > 0.4
+    mask[1, 2] = False
+    output, weights = module(query, key, mask=mask, return_weights=True)
+    q, (k, v) = module.project_query(query), module.project_key_value(key)
+    for b, h in ((0, 0), (1, 1), (2, 0)):
+        for t in range(T):
+            scores = [torch.dist(q[b, h, t], k[b, h, s]) * -1 for s in range(S)]
+            expected = torch.stack(reference.softmax(scores, mask[b, t].tolist()))
+            close(weights[b, h, t], expected, 1e-12)
+    close(output, module.out_proj((weights @ v).transpose(1, 2).flatten(2)), 1e-12)
+
+
+def test_each_square_matrix_is_drawn_by_xaviers_rule():
+    module = MultiHeadAttention(128, 2)
+    bound = math.sqrt(6 / 256)
+    for matrix in (*module.in_proj.weight.chunk(3), module.out_proj.weight):
+        assert 0.95 * bound < matrix.abs().max() <= bound
+    assert not module.in_proj.bias.any() and not module.out_proj.bias.any()
+
+
+def test_state_dict_round_trip_and_gradients_everywhere():
+    module, twin, x = make(), make(), tokens(T)
+    assert set(module.state_dict()) == {
+        f"{part}.{kind}" for part in ("in_proj", "out_proj") for kind in ("weight", "bias")
+    }
+    twin.load_state_dict(module.state_dict())
+    assert torch.equal(twin(x), module(x))
+    (module(x) * torch.randn(B, T, D)).sum().backward()
+    for name, parameter in module.named_parameters():
+        rows = parameter.grad.reshape(len(parameter), -1).abs().amax(1)
+        if name == "in_proj.bias":  # a bias on the keys shifts all scores of a row alike
+            assert rows[D : 2 * D].max() < 1e-12
+            rows = torch.cat([rows[:D], rows[2 * D :]])
+        assert bool((rows > 0).all()), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((22, 3), {}, "num_heads must divide d_model, but d_model is 22 and num_heads is 3"),
+        ((22, 0), {}, "num_heads must divide d_model.* num_heads is 0"),
+        ((0, 1), {}, "num_heads must divide d_model, but d_model is 0"),
+        ((22, 2), {"dropout": 1.0}, "dropout must be at least 0 and below 1, but is 1.0"),
+    ],
+)
+def test_bad_sizes_are_refused(arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        MultiHeadAttention(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        (torch.ones(B, S, dtype=torch.bool), ValueError, r"rank 3 .* shape \(3, 7\)"),
+        (torch.ones(B, H, T, S, dtype=torch.bool), ValueError, "mask must have rank 3"),
+        (torch.ones(B, T, 6, dtype=torch.bool), ValueError, "does not broadcast to scores"),
+        (torch.ones(2, T, S, dtype=torch.bool), ValueError, "does not broadcast to scores"),
+        (torch.zeros(B, T, S), TypeError, "mask must be boolean"),
+    ],
+)
+@pytest.mark.parametrize("scorer", [None, Closeness()])
+def test_bad_masks_are_refused(unchecked, mask, error, message, scorer):
+    module = make(torch.float32, scorer=scorer)
+    with pytest.raises(error, match=message):
+        module(tokens(T, torch.float32), tokens(S, torch.float32), mask=mask)
+
+
+def test_a_scorer_wants_a_causal_mask():
+    module, x = make(scorer=Closeness()), tokens(T)
+    with pytest.raises(ValueError, match="is_causal goes with the scaled dot product"):
+        module(x, is_causal=True)
+    weights = module(x, mask=causal_mask(T), return_weights=True)[1]
+    assert bool((weights.triu(1) == 0).all())
+
+
+def test_a_cache_of_other_rows_is_refused():
+    module = make()
+    cache = KVCache(1, H, T, K, dtype=torch.float64)
+    with pytest.raises(ValueError, match="to fit the cache"):
+        module(tokens(1), cache=cache)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gpu_equals_cpu(backend):
+    module, query, key = make(backend=backend), tokens(T), tokens(S)
+    mask = torch.rand(B, T, S) > 0.4
+    expected = module(query, key, mask=mask)
+    there = copy.deepcopy(module).cuda()
+    close(there(query.cuda(), key.cuda(), mask=mask.cuda()).cpu(), expected, 1e-10)
