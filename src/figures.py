@@ -27,6 +27,7 @@ BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = COLORS = (
 )  # fmt: skip
 LINE_COLORS = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, BLACK)
 DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)), (0, (1, 1)), "-")
+REFERENCE = {"color": "#777777", "linestyle": (0, (4, 3)), "linewidth": 1.0, "zorder": 1}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 WIDTH = 6.8  # inches, of every picture: the column of text, at about two pixels per point
@@ -144,26 +145,14 @@ def heatmap(
         ValueError: if `values` has neither rank 2 nor rank 3, is empty or is not finite, or if
             `rows`, `columns` or `titles` have another length than its axis.
     """
-    data = _array(values)
-    if data.ndim not in (2, 3):
-        raise ValueError(f"values must have rank 2 or 3, got shape {data.shape}")
-    data = data.reshape(-1, *data.shape[-2:])
-    if not data.size or not np.isfinite(data).all():
-        raise ValueError(f"values must be finite and not empty, got shape {data.shape}")
+    data = _matrices(values, rows, columns, titles)
     count, height_in_cells, width_in_cells = data.shape
-    for name, labels, length in (
-        ("rows", rows, height_in_cells),
-        ("columns", columns, width_in_cells),
-        ("titles", titles, count),
-    ):
-        if labels is not None and len(labels) != length:
-            raise ValueError(f"{name} must have {length} entries, got {len(labels)}")
-
     low, high = _limits(data, vmin, vmax, signed)
     if height is None:
         cell = (WIDTH - 1.2) / min(count, per_row) / width_in_cells
-        height = min(max(cell * height_in_cells, 1.3), 3.2) + (0.9 if columns is not None else 0.6)
-    figure, axes = panels(count, columns=per_row, height=height)
+        labels = 0.06 * max(map(len, columns)) if columns is not None else 0.15
+        height = min(max(cell * height_in_cells, 0.6), 3.2) + 0.5 + labels
+    figure, axes = panels(count, columns=per_row, height=height, layout="compressed")
     for index, (axis, matrix) in enumerate(zip(axes, data, strict=True)):
         image = axis.imshow(
             matrix, vmin=low, vmax=high, cmap="PuOr" if signed else "Blues",
@@ -172,16 +161,11 @@ def heatmap(
         axis.grid(False)
         axis.spines[:].set_visible(True)
         _label_cells(axis, rows, columns)
-        if titles is not None:
-            axis.set_title(titles[index])
+        axis.set_title("" if titles is None else titles[index])
+        axis.set_ylabel("" if index % per_row else ylabel)
+        axis.set_xlabel("" if index + per_row < count else xlabel)
         if annotate:
             _annotate(axis, matrix, low, high, signed)
-    per_line = min(count, per_row)
-    for index, axis in enumerate(axes):
-        if index % per_line == 0:
-            axis.set_ylabel(ylabel)
-        if index + per_line >= count:
-            axis.set_xlabel(xlabel)
     if colorbar:
         figure.colorbar(image, ax=axes, shrink=0.8, pad=0.02, aspect=25)
     return axes
@@ -228,26 +212,20 @@ def curves(
     if ax is None:
         _, ax = plt.subplots(figsize=(WIDTH, height))
     for index, (name, values) in enumerate({**lines, **(reference or {})}.items()):
-        own_x = _array(x[name] if isinstance(x, Mapping) else x)
-        values = _array(values)
+        own_x, values = _array(x[name] if isinstance(x, Mapping) else x), _array(values)
         if own_x.shape != values.shape:
             raise ValueError(
                 f"lines[{name!r}] must have the shape of its x, {own_x.shape}, got {values.shape}"
             )
+        style = REFERENCE
         if index < len(lines):
             style = {"color": LINE_COLORS[index], "linestyle": DASHES[index]}
             style["marker"] = MARKERS[index] if markers else None
-        else:
-            style = {"color": "#777777", "linestyle": (0, (4, 3)), "linewidth": 1.0, "zorder": 1}
         ax.plot(own_x, values, label=name, **style)
-    ax.set_xlabel(xlabel)
-    ax.set_ylabel(ylabel)
-    if title is not None:
-        ax.set_title(title)
-    if logx:
-        ax.set_xscale("log")
-    if logy:
-        ax.set_yscale("log")
+    ax.set(
+        xlabel=xlabel, ylabel=ylabel, title=title or "",
+        xscale="log" if logx else "linear", yscale="log" if logy else "linear",
+    )  # fmt: skip
     if len(lines) + len(reference or {}) > 1:
         ax.legend()
     return ax
@@ -284,6 +262,22 @@ def _array(values) -> np.ndarray:
     elif isinstance(values, (list, tuple)):
         values = [_array(v) if hasattr(v, "detach") else v for v in values]
     return np.asarray(values, dtype=float)
+
+
+def _matrices(values, rows, columns, titles) -> np.ndarray:
+    """Return the values as (N, T, S), after checking them and their labels."""
+    data = _array(values)
+    if data.ndim not in (2, 3):
+        raise ValueError(f"values must have rank 2 or 3, got shape {data.shape}")
+    if not data.size or not np.isfinite(data).all():
+        raise ValueError(f"values must be finite and not empty, got shape {data.shape}")
+    data = data if data.ndim == 3 else data[None]
+    for name, labels, length in zip(
+        ("titles", "rows", "columns"), (titles, rows, columns), data.shape, strict=True
+    ):
+        if labels is not None and len(labels) != length:
+            raise ValueError(f"{name} must have {length} entries, got {len(labels)}")
+    return data
 
 
 def _limits(data, vmin, vmax, signed) -> tuple[float, float]:
