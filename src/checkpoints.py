@@ -1,0 +1,252 @@
+"""Checkpoints: one safetensors file, with everything that is no tensor as JSON in its header.
+
+Nothing here is pickled, so a checkpoint from somebody else can be opened without running what is
+in it. One file, because one file can be replaced at once: it is written beside its old version,
+forced to disk and renamed over it. A kill at any moment leaves the old version or the new one,
+never a mixture and never a torn file.
+"""
+
+import base64
+import json
+import os
+import random
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import Optimizer
+
+from src.distributed import gather, on_writer, rank
+
+FORMAT = 1
+# Whole tensors on the host, whatever the sharding; moments are named by their parameter.
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+class CheckpointError(ValueError):
+    """A file that is no checkpoint, or not one that can be used here."""
+
+
+class ConfigMismatch(CheckpointError):
+    """A checkpoint that was written with another configuration."""
+
+
+def save_checkpoint(
+    path: str | os.PathLike,
+    model: nn.Module,
+    *,
+    config: Mapping[str, Any],
+    optimizer: Optimizer | None = None,
+    state: Mapping[str, Any] | None = None,
+) -> None:
+    """Write weights, the optimizer's tensors and state, replacing ``path`` at once or not at all.
+
+    In a distributed run all processes call it, and one writes.
+
+    Args:
+        path: File to write, usually ``….safetensors``; its folder must exist.
+        model: Its state dict is written; tensors that share memory are written once.
+        config: What the model is made of; JSON types only. Compared when loading.
+        optimizer: Its moments are written, too, if given.
+        state: Anything else that JSON can hold.
+
+    Raises:
+        OSError: If the file cannot be written (full disk, no permission). The old one is kept.
+    """
+    aliases = _aliases(model)
+    header = {"format": FORMAT, "config": dict(config), "state": dict(state or {})}
+    header["aliases"] = aliases
+    weights = get_model_state_dict(model, options=_WHOLE)
+    tensors = {f"model.{k}": v.contiguous() for k, v in weights.items() if k not in aliases}
+    if optimizer is not None:
+        entries = get_optimizer_state_dict(model, optimizer, options=_WHOLE)["state"]
+        for name, moments in entries.items():
+            tensors |= {f"optimizer.{name}.{k}": v.contiguous() for k, v in moments.items()}
+        header["lr"] = [group["lr"] for group in optimizer.param_groups]
+    text = json.dumps(header, allow_nan=True)
+    on_writer(lambda: _replace(Path(path), tensors, {"checkpoint": text}))
+
+
+def read_header(path: str | os.PathLike) -> dict[str, Any]:
+    """The JSON part of a checkpoint: ``config``, ``state`` and the bookkeeping beside them.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        CheckpointError: If it is not a checkpoint of this package.
+    """
+    return _open(Path(path), with_tensors=False)[0]
+
+
+def load_checkpoint(
+    path: str | os.PathLike,
+    model: nn.Module,
+    *,
+    config: Mapping[str, Any] | None = None,
+    optimizer: Optimizer | None = None,
+) -> dict[str, Any]:
+    """Put a checkpoint's weights into ``model``, its moments into ``optimizer``.
+
+    Everything is checked before anything is changed.
+
+    Args:
+        path: File written by `save_checkpoint`.
+        model: Changed in place.
+        config: Configuration that the checkpoint must have been written with; None skips this.
+        optimizer: Changed in place, if given.
+
+    Returns:
+        The ``state`` that was saved.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ConfigMismatch: If ``config`` or the tensors' names or shapes differ; says where.
+        CheckpointError: If the file is not a checkpoint, or holds no optimizer and one is asked.
+    """
+    path = Path(path)
+    header, tensors = _open(path)
+    if config is not None:
+        check_config(path, header["config"], config)
+    weights = {k[6:]: v for k, v in tensors.items() if k.startswith("model.")}
+    weights |= {alias: weights[name] for alias, name in header["aliases"].items()}
+    _check_tensors(path, weights, model)
+    if optimizer is not None and "lr" not in header:
+        raise CheckpointError(f"{path} holds weights only: it cannot continue a run")
+    set_model_state_dict(model, weights, options=_WHOLE)
+    if optimizer is not None:
+        # Options such as betas come from the optimizer's own making; only its memory is loaded.
+        entries = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
+        for key, tensor in tensors.items():
+            kind, _, name = key.partition(".")
+            if kind == "optimizer":
+                name, _, moment = name.rpartition(".")
+                entries["state"].setdefault(name, {})[moment] = tensor
+        set_optimizer_state_dict(model, optimizer, entries, options=_WHOLE)
+        for group, lr in zip(optimizer.param_groups, header["lr"], strict=True):
+            group["lr"] = lr
+    return header["state"]
+
+
+def check_config(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise `ConfigMismatch` naming each field in which two configurations differ."""
+    found, wanted = (json.loads(json.dumps(dict(c))) for c in (found, wanted))
+    absent = object()
+    differences = [
+        f"{key} = {found.get(key, 'absent')!r} there and {wanted.get(key, 'absent')!r} here"
+        for key in sorted(found.keys() | wanted.keys())
+        if found.get(key, absent) != wanted.get(key, absent)
+    ]
+    if differences:
+        raise ConfigMismatch(f"{path} has another configuration: {'; '.join(differences)}")
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """State of the random generators: PyTorch's in each process, and Python's, as JSON types."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    version, numbers, gauss = random.getstate()
+    text = {k: [_encode(part) for part in gather(v)] for k, v in states.items()}
+    return text | {"python": [version, list(numbers), gauss]}
+
+
+def set_rng_state(state: Mapping[str, Any], device: torch.device) -> bool:
+    """Go back to a state of `rng_state`.
+
+    Returns:
+        Whether there was one for this process and kind of device. A run that goes on with more
+        processes, or on another device, cannot draw the numbers it would have drawn.
+    """
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    kinds = ["cpu"] + (["cuda"] if device.type == "cuda" else [])
+    if any(rank() >= len(state.get(kind, ())) for kind in kinds):
+        return False
+    torch.set_rng_state(_decode(state["cpu"][rank()]))
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(_decode(state["cuda"][rank()]), device)
+    return True
+
+
+def _encode(state: Tensor) -> str:
+    return base64.b64encode(bytes(state.tolist())).decode()
+
+
+def _decode(text: str) -> Tensor:
+    return torch.tensor(list(base64.b64decode(text)), dtype=torch.uint8)
+
+
+def _aliases(model: nn.Module) -> dict[str, str]:
+    """Second name → first name of each tied parameter: it is written once and stays one."""
+    first: dict[int, str] = {}
+    aliases = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            aliases[name] = first[id(parameter)]
+    return aliases
+
+
+def _replace(path: Path, tensors: Mapping[str, Tensor], header: dict[str, str]) -> None:
+    # A fixed name, so that what a killed run left here is overwritten by the next one.
+    partial = path.with_name(path.name + ".partial")
+    try:
+        save_file(dict(tensors), partial, header)
+        with open(partial, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except SafetensorError as error:
+        partial.unlink(missing_ok=True)
+        number = re.search(r"os error (\d+)", str(error))
+        code = int(number[1]) if number else 5  # EIO
+        raise OSError(code, os.strerror(code), str(path)) from error
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":  # the rename itself has to reach the disk
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _open(path: Path, with_tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.is_file():
+        raise FileNotFoundError(2, "No such checkpoint", str(path))
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get("checkpoint")
+            if text is None:
+                raise CheckpointError(f"{path} is a safetensors file, but not a checkpoint")
+            names = file.keys() if with_tensors else ()
+            tensors = {name: file.get_tensor(name) for name in names}
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is not a checkpoint: {error}") from error
+    header = json.loads(text)
+    if header.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {header.get('format')!r}; this version reads {FORMAT}"
+        )
+    return header, tensors
+
+
+def _check_tensors(path: Path, weights: Mapping[str, Tensor], model: nn.Module) -> None:
+    wanted = {k: tuple(v.shape) for k, v in get_model_state_dict(model, options=_WHOLE).items()}
+    found = {k: tuple(v.shape) for k, v in weights.items()}
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name):
+            raise ConfigMismatch(
+                f"{path} does not fit the model: {name} has shape {found.get(name, 'absent')} "
+                f"there and {wanted.get(name, 'absent')} here"
+            )

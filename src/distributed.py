@@ -1,0 +1,145 @@
+"""One process or many: what `src.training` has to know about the others.
+
+Started by ``torchrun``, every process works on its share of each update. Without it every function
+here does what is right for a single process, so the training loop is written once.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+SHARDING = ("ddp", "fsdp")
+
+
+def pick_device() -> torch.device:
+    """The best device at hand: CUDA (under torchrun, this process's own), MPS, or the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    if torch.backends.mps.is_available() and world_size() == 1:  # MPS has no collectives
+        return torch.device("mps")
+    return torch.device("cpu")
+
+
+def rank() -> int:
+    """Number of this process, 0 where there is only one."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """How many processes train together."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def is_writer() -> bool:
+    """Whether this process writes files and messages: exactly one does."""
+    return rank() == 0
+
+
+@contextmanager
+def process_group(timeout_s: float = 1800.0) -> Iterator[None]:
+    """Join the other processes for the time of the block, if ``torchrun`` started any.
+
+    Host tensors travel by gloo, device tensors by NCCL. A process that waits longer than
+    ``timeout_s`` seconds for another one fails, so none waits for ever for one that died.
+    """
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        yield
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(pick_device())
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def sum_over_ranks(*values: float) -> list[float]:
+    """Add up each value over all processes, in float64."""
+    if world_size() == 1:
+        return [float(value) for value in values]
+    total = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(total)
+    return total.tolist()
+
+
+def any_rank(flag: bool) -> bool:
+    """Whether the flag is set in any process; the same answer in all of them."""
+    return sum_over_ranks(float(flag))[0] > 0
+
+
+def gather(state: Tensor) -> list[Tensor]:
+    """A host tensor of the same shape from each process, in the order of their ranks."""
+    if world_size() == 1:
+        return [state]
+    parts = [torch.empty_like(state) for _ in range(world_size())]
+    dist.all_gather(parts, state)
+    return parts
+
+
+def on_writer(action: Callable[[], Any]) -> None:
+    """Run ``action`` in one process, and fail in all of them if it fails there.
+
+    Raises:
+        Exception: In the writer, what ``action`` raised.
+        RuntimeError: In the others, that the writer failed.
+    """
+    error: Exception | None = None
+    if is_writer():
+        try:
+            action()
+        except Exception as failure:  # noqa: BLE001 - raised again below, after telling the others
+            error = failure
+    failed = any_rank(error is not None)
+    if error is not None:
+        raise error
+    if failed:
+        raise RuntimeError("process 0 failed while it wrote for all: see its message")
+
+
+def wrap(model: nn.Module, sharding: str = "ddp") -> nn.Module:
+    """Make the gradients of all processes add up: by copies (DDP) or by shards (FSDP2).
+
+    DDP returns a wrapper and leaves the model as it is. FSDP2 changes the model in place: each
+    process keeps a part of every parameter, gradient and moment, and fetches a layer when it is
+    its turn. Both *average* over the processes; the loss has to be multiplied by their number.
+
+    Raises:
+        ValueError: If ``sharding`` is unknown.
+    """
+    if sharding not in SHARDING:
+        raise ValueError(f"sharding must be one of {SHARDING}, got {sharding!r}")
+    if not dist.is_initialized():
+        return model
+    if sharding == "ddp":
+        device = next(model.parameters()).device
+        ids = [device.index] if device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    for module in list(model.modules()):
+        if isinstance(module, nn.ModuleList):
+            for layer in module:
+                fully_shard(layer)
+    fully_shard(model)
+    for name in ("encode", "decode"):  # used without forward when translating
+        if hasattr(model, name):
+            register_fsdp_forward_method(model, name)
+    return model
+
+
+def accumulating(wrapped: nn.Module, last: bool) -> AbstractContextManager:
+    """Context of one backward: gradients travel with the ``last`` batch of an update only."""
+    if isinstance(wrapped, DistributedDataParallel):
+        return nullcontext() if last else wrapped.no_sync()
+    if hasattr(wrapped, "set_requires_gradient_sync"):  # FSDP2
+        wrapped.set_requires_gradient_sync(last)
+    return nullcontext()

@@ -1,0 +1,564 @@
+"""Loss per token, schedule, optimizer and the training loop."""
+
+import copy
+import dataclasses
+import math
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from src.batches import Batch, BucketedBatches, Example
+from src.evaluation import switched
+from src.training import (
+    Evaluation,
+    Record,
+    Trainer,
+    TrainingConfig,
+    evaluate,
+    make_optimizer,
+    pick_device,
+    token_loss,
+    warmup_rate,
+    warmup_schedule,
+)
+from src.transformer import Transformer, TransformerConfig
+
+PAD = 0
+
+
+def tiny_model(seed=0, **fields):
+    torch.manual_seed(seed)
+    sizes = {"d_model": 12, "num_heads": 3, "d_ff": 20, "dropout": 0.0, "max_len": 32}
+    layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    return Transformer(TransformerConfig(**{"src_vocab_size": 13, "tgt_vocab_size": 17}
+                                         | sizes | layers | fields))
+
+
+def copy_examples(count=40, seed=0, longest=9):
+    """Pairs in which the target is the source plus 3, of very unequal lengths."""
+    generator = random.Random(seed)
+    pairs = []
+    for _ in range(count):
+        words = [generator.randrange(4, 13) for _ in range(generator.randint(1, longest))]
+        pairs.append(Example([*words, 2], [1, *(w + 3 for w in words), 2]))
+    return pairs
+
+
+def config(**fields):
+    defaults = {"steps": 6, "lr": 1e-3, "warmup": 4, "label_smoothing": 0.1, "log_every": 1}
+    return TrainingConfig(**defaults | fields)
+
+
+def trainer(model, batches, /, *, valid=None, metric=None, directory=None, callbacks=(), **fields):
+    return Trainer(
+        model, batches, config(**fields), pad_id=PAD, device="cpu", progress=False,
+        valid=valid, metric=metric, directory=directory, callbacks=callbacks,
+    )
+
+
+# ---------------------------------------------------------------- loss
+
+
+def loop_loss(logits, targets, pad_id, smoothing):
+    """The formula as plain loops, in Python's float64."""
+    total, count = 0.0, 0
+    for row, wanted in zip(logits.tolist(), targets.tolist()):
+        for scores, target in zip(row, wanted):
+            if target == pad_id:
+                continue
+            norm = math.log(sum(math.exp(s) for s in scores))
+            log_probs = [s - norm for s in scores]
+            for v, log_prob in enumerate(log_probs):
+                share = smoothing / len(scores) + (1 - smoothing) * (v == target)
+                total -= share * log_prob
+            count += 1
+    return total, count
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
+def test_token_loss_is_the_formula(smoothing):
+    logits = torch.randn(3, 5, 7, dtype=torch.float64)
+    targets = torch.randint(0, 7, (3, 5))
+    targets[1, 2:] = 6  # padding
+    total, count = token_loss(logits, targets, 6, smoothing)
+    expected, tokens = loop_loss(logits, targets, 6, smoothing)
+    assert count.item() == tokens < 15
+    assert total.item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("pad_id", [0, 4, -100])
+def test_token_loss_equals_cross_entropy_with_gradients(smoothing, pad_id):
+    logits = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, 7, (3, 5))
+    targets[0, 3:] = pad_id
+    total, count = token_loss(logits, targets, pad_id, smoothing)
+    other = logits.detach().clone().requires_grad_()
+    expected = F.cross_entropy(
+        other.transpose(1, 2), targets, ignore_index=pad_id, label_smoothing=smoothing
+    )
+    (total / count).backward()
+    expected.backward()
+    torch.testing.assert_close(total / count, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(logits.grad, other.grad, rtol=1e-12, atol=1e-15)
+
+
+@given(extra=st.integers(1, 9), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=20)
+def test_more_padding_changes_neither_loss_nor_count(extra, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(2, 3, 5, generator=generator, dtype=torch.float64)
+    targets = torch.randint(1, 5, (2, 3), generator=generator)
+    more = torch.randn(2, extra, 5, generator=generator, dtype=torch.float64)
+    padding = torch.zeros(2, extra, dtype=torch.int64)
+    total, count = token_loss(logits, targets, 0, 0.1)
+    wide, wide_count = token_loss(torch.cat([logits, more], 1), torch.cat([targets, padding], 1),
+                                  0, 0.1)
+    assert wide_count == count == 6
+    torch.testing.assert_close(wide, total, rtol=1e-12, atol=0)
+
+
+def test_a_batch_of_padding_alone_has_no_loss_and_no_gradient():
+    logits = torch.randn(2, 3, 5, requires_grad=True)
+    total, count = token_loss(logits, torch.zeros(2, 3, dtype=torch.int64), 0, 0.1)
+    total.backward()
+    assert total.item() == 0 and count.item() == 0
+    assert logits.grad.eq(0).all()
+
+
+def test_half_precision_logits_are_summed_in_float32():
+    # 2 × 1021 tokens of about log 7 each: a bfloat16 sum would be off by several units.
+    logits = torch.randn(2, 1021, 7).bfloat16()
+    targets = torch.randint(1, 7, (2, 1021))
+    total, _ = token_loss(logits, targets, 0)
+    exact, _ = token_loss(logits.double(), targets, 0)
+    assert total.dtype == torch.float32
+    assert total.item() == pytest.approx(exact.item(), rel=1e-6)
+
+
+def test_token_loss_refuses_what_it_cannot_mean():
+    logits = torch.randn(2, 3, 5)
+    with pytest.raises(ValueError, match=r"targets must have shape \(B, T\) = \(2, 3\).*\(3, 2\)"):
+        token_loss(logits, torch.zeros(3, 2, dtype=torch.int64), 0)
+    with pytest.raises(TypeError, match="targets must be int64, got torch.int32"):
+        token_loss(logits, torch.zeros(2, 3, dtype=torch.int32), 0)
+    with pytest.raises(ValueError, match=r"label_smoothing must be in \[0, 1\), got 1.0"):
+        token_loss(logits, torch.zeros(2, 3, dtype=torch.int64), 0, 1.0)
+
+
+# ---------------------------------------------------------------- schedule and optimizer
+
+
+@pytest.mark.parametrize("step", [1, 17, 3999, 4000, 4001, 100_000])
+def test_warmup_rate_is_equation_3(step):
+    expected = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
+    assert warmup_rate(step, 4000, d_model=512) == pytest.approx(expected, rel=1e-12)
+
+
+def test_warmup_rate_peaks_at_the_end_of_the_warmup():
+    rates = [warmup_rate(step, 7, peak_lr=0.3) for step in range(1, 60)]
+    assert max(rates) == rates[6] == pytest.approx(0.3)
+    assert rates[:7] == sorted(rates[:7]) and rates[6:] == sorted(rates[6:], reverse=True)
+    assert rates[27] == pytest.approx(0.15)  # four times the warm-up, half the rate
+
+
+def test_warmup_schedule_sets_the_rate_of_each_update():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=123.0)
+    schedule = warmup_schedule(optimizer, 5, d_model=11)
+    for step in range(1, 20):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(warmup_rate(step, 5, d_model=11))
+        optimizer.step()
+        schedule.step()
+
+
+def test_constant_schedule_stays_at_the_peak():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = warmup_schedule(optimizer, 2, peak_lr=0.5, after="constant")
+    rates = []
+    for _ in range(5):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates == [0.25, 0.5, 0.5, 0.5, 0.5]
+
+
+def test_schedule_refuses_bad_numbers():
+    with pytest.raises(ValueError, match="step must be at least 1"):
+        warmup_rate(0, 4, peak_lr=1.0)
+    with pytest.raises(ValueError, match="warmup must be at least 1, got 0"):
+        warmup_rate(1, 0, peak_lr=1.0)
+    with pytest.raises(ValueError, match="give d_model or peak_lr"):
+        warmup_rate(1, 4)
+    with pytest.raises(ValueError, match="give d_model or peak_lr"):
+        warmup_rate(1, 4, d_model=8, peak_lr=1.0)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    with pytest.raises(ValueError, match="after must be one of .* got 'cosine'"):
+        warmup_schedule(optimizer, 4, peak_lr=1.0, after="cosine")
+
+
+def test_adam_is_the_papers_and_fused():
+    group = make_optimizer(nn.Linear(3, 2)).param_groups[0]
+    assert group["betas"] == (0.9, 0.98) and group["eps"] == 1e-9 and group["fused"]
+
+
+def test_adamw_decays_matrices_only():
+    layer = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
+    optimizer = make_optimizer(layer, "adamw", weight_decay=0.5)
+    decays = {tuple(p.shape): g["weight_decay"] for g in optimizer.param_groups
+              for p in g["params"]}
+    assert decays == {(2, 3): 0.5, (2,): 0.0}
+
+
+def test_make_optimizer_refuses_bad_arguments():
+    with pytest.raises(ValueError, match="optimizer must be one of .* got 'sgd'"):
+        make_optimizer(nn.Linear(2, 2), "sgd")
+    with pytest.raises(ValueError, match="weight_decay must be 0 with adam, got 0.1"):
+        make_optimizer(nn.Linear(2, 2), "adam", weight_decay=0.1)
+    with pytest.raises(ValueError, match="model must have at least one parameter"):
+        make_optimizer(nn.Linear(2, 2).requires_grad_(False))
+
+
+# ---------------------------------------------------------------- configuration
+
+
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"steps": None}, "steps, epochs or seconds must be given"),
+    ({"steps": 0}, "steps must be at least 1, got 0"),
+    ({"accumulate": 0}, "accumulate must be at least 1, got 0"),
+    ({"patience": -1}, "patience must be at least 1, got -1"),
+    ({"lr": 0.0}, "lr must be above 0, got 0.0"),
+    ({"lr": math.nan}, "lr must be above 0, got nan"),
+    ({"clip": -1.0}, "clip must be above 0, got -1.0"),
+    ({"betas": (0.9, 1.0)}, r"betas must be in \[0, 1\), got \(0.9, 1.0\)"),
+    ({"weight_decay": -0.1}, "weight_decay must be at least 0, got -0.1"),
+    ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\), got 1.0"),
+    ({"precision": "int8"}, "precision must be one of .* got 'int8'"),
+    ({"optimizer": "sgd"}, "optimizer must be one of .* got 'sgd'"),
+    ({"schedule": "cosine"}, "schedule must be one of .* got 'cosine'"),
+    ({"best_by": "luck"}, "best_by must be one of .* got 'luck'"),
+])  # fmt: skip
+def test_config_refuses_values_out_of_range(fields, message):
+    with pytest.raises(ValueError, match=message):
+        config(**fields)
+
+
+def test_config_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError, match="steps"):
+        config().steps = 3
+
+
+def test_trainer_refuses_arguments_that_do_not_fit():
+    batches = BucketedBatches(copy_examples(), batch_size=5)
+    with pytest.raises(ValueError, match="metric must be given if best_by is 'score'"):
+        trainer(tiny_model(), batches, best_by="score")
+    with pytest.raises(ValueError, match="valid must be given if patience is"):
+        trainer(tiny_model(), batches, patience=2)
+    with pytest.raises(ValueError, match="precision must not be float16 with fsdp"):
+        Trainer(tiny_model(), batches, config(precision="float16"), pad_id=0, sharding="fsdp")
+    with pytest.raises(ValueError, match="lr must be given where there is no d_model"):
+        Trainer(nn.Linear(2, 2), batches, config(lr=None), pad_id=0)
+    with pytest.raises(ValueError, match="train must deal its batches to world_size = 1 .* has 2"):
+        trainer(tiny_model(), BucketedBatches(copy_examples(), batch_size=5, world_size=2))
+    with pytest.raises(ValueError, match="train must hold at least one batch"):
+        trainer(tiny_model(), []).fit()
+
+
+# ---------------------------------------------------------------- loop
+
+
+def gradients_after(model, batches, **fields):
+    """Gradients of the first update, seen in Adam's first moment (0.1 of them), and the run."""
+    run = trainer(model, batches, steps=1, clip=None, **fields)
+    run.fit()
+    state = run.updater.optimizer.state
+    return {name: state[p]["exp_avg"].clone() for name, p in model.named_parameters()}, run
+
+
+def joined(batches):
+    """The sentences of several batches in one, padded to the longest of all."""
+    width_s = max(b.src.shape[1] for b in batches)
+    width_t = max(b.tgt.shape[1] for b in batches)
+    return Batch(
+        torch.cat([F.pad(b.src, (0, width_s - b.src.shape[1])) for b in batches]),
+        torch.cat([F.pad(b.tgt, (0, width_t - b.tgt.shape[1])) for b in batches]),
+    )
+
+
+def test_four_small_batches_are_one_large_one():
+    # Sorted by length: the first batch has far fewer tokens than the last, so a mean of means
+    # would weight them wrongly.
+    batches = list(BucketedBatches(copy_examples(24), batch_size=6, shuffle=False))
+    assert len(batches) == 4
+    assert batches[-1].num_tokens > 3 * batches[0].num_tokens
+    model = tiny_model().double()
+    many, run = gradients_after(copy.deepcopy(model), batches, accumulate=4)
+    one, whole = gradients_after(copy.deepcopy(model), [joined(batches)])
+    for name in one:
+        torch.testing.assert_close(many[name], one[name], rtol=1e-9, atol=1e-12)
+    assert run.history[0].loss == pytest.approx(whole.history[0].loss, rel=1e-6)
+    assert run.tokens == whole.tokens == sum(b.num_tokens for b in batches)
+
+
+def test_mean_of_means_would_be_wrong_here():
+    """The check above can fail: weighting by batch gives another gradient on the same data."""
+    batches = list(BucketedBatches(copy_examples(24), batch_size=6, shuffle=False))
+    model = tiny_model().double()
+    right, _ = gradients_after(copy.deepcopy(model), [joined(batches)])
+    wrong = copy.deepcopy(model)
+    for batch in batches:
+        total, count = token_loss(wrong(batch.src, batch.tgt_in), batch.tgt_out, PAD, 0.1)
+        (total / count / len(batches)).backward()
+    name = "decoder.embeddings.tokens.weight"
+    moment = 0.1 * dict(wrong.named_parameters())[name].grad
+    assert (moment - right[name]).norm() > 0.01 * right[name].norm()
+
+
+def test_the_first_update_is_the_one_written_by_hand():
+    batch = next(iter(BucketedBatches(copy_examples(), batch_size=5)))
+    model = tiny_model().double()  # some gradients are 0 but for rounding, and Adam divides
+    byhand = copy.deepcopy(model)
+    trainer(model, [batch], steps=1, clip=0.01, warmup=4, lr=0.1).fit()
+    logits = byhand(batch.src, batch.tgt_in)
+    F.cross_entropy(
+        logits.transpose(1, 2), batch.tgt_out, ignore_index=0, label_smoothing=0.1
+    ).backward()
+    nn.utils.clip_grad_norm_(byhand.parameters(), 0.01)
+    torch.optim.Adam(byhand.parameters(), lr=0.1 / 4, betas=(0.9, 0.98), eps=1e-9).step()
+    for mine, other in zip(model.parameters(), byhand.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-7, atol=1e-9)
+
+
+def test_history_says_what_happened():
+    batches = BucketedBatches(copy_examples(), batch_size=5, seed=1)
+    run = trainer(tiny_model(), batches, steps=9, log_every=4, clip=None)
+    history = run.fit()
+    assert [r.step for r in history] == [4, 8, 9]  # the last, shorter one is not lost
+    assert [r.epoch for r in history] == [0, 0, 1]
+    expected = [warmup_rate(step, 4, peak_lr=1e-3) for step in (4, 8, 9)]
+    assert [r.lr for r in history] == pytest.approx(expected)
+    assert history[-1].tokens == run.tokens > history[0].tokens > 0
+    assert all(r.grad_norm > 0 and r.seconds > 0 for r in history)
+    assert history[0].loss > 0 and isinstance(history[0], Record)
+
+
+def test_a_record_averages_over_its_tokens():
+    batches = list(BucketedBatches(copy_examples(), batch_size=5, shuffle=False))
+    each = trainer(tiny_model(), batches, steps=4, log_every=1).fit()
+    all_four = trainer(tiny_model(), batches, steps=4, log_every=4).fit()
+    weights = [b.num_tokens for b in batches[:4]]
+    mean = sum(r.loss * w for r, w in zip(each, weights)) / sum(weights)
+    assert all_four[0].loss == pytest.approx(mean, rel=1e-5)
+
+
+def test_it_learns():
+    batches = BucketedBatches(copy_examples(60, longest=5), batch_size=15)
+    model = tiny_model(d_model=24, num_encoder_layers=1, d_ff=48)
+    run = trainer(model, batches, steps=150, lr=1e-2, warmup=20, label_smoothing=0.0)
+    history = run.fit()
+    assert history[0].loss > 2.5
+    assert history[-1].loss < 0.5
+
+
+def test_paper_rate_without_lr():
+    run = trainer(tiny_model(), BucketedBatches(copy_examples(), batch_size=5), lr=None, steps=2)
+    assert [r.lr for r in run.fit()] == pytest.approx(
+        [warmup_rate(step, 4, d_model=12) for step in (1, 2)]
+    )
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_half_precision_follows_float32(precision):
+    batches = list(BucketedBatches(copy_examples(), batch_size=8, shuffle=False))
+    exact = trainer(tiny_model(), batches, steps=5).fit()
+    half = trainer(tiny_model(), batches, steps=5, precision=precision).fit()
+    assert [r.loss for r in half] == pytest.approx([r.loss for r in exact], rel=0.02)
+    assert [r.loss for r in half] != [r.loss for r in exact]
+    # The scale of float16 has to be taken out before clipping.
+    assert [r.grad_norm for r in half] == pytest.approx([r.grad_norm for r in exact], rel=0.1)
+
+
+def test_weights_stay_in_float32_under_autocast():
+    model = tiny_model()
+    trainer(model, BucketedBatches(copy_examples(), batch_size=5), precision="bfloat16").fit()
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_epochs_end_training_and_evaluate_each_time():
+    batches = BucketedBatches(copy_examples(), batch_size=7)
+    run = trainer(tiny_model(), batches, steps=None, epochs=3, accumulate=4, valid=batches)
+    run.fit()
+    assert len(batches) == 6 and run.step == 3 * 2  # the second group of an epoch is short
+    assert [e.step for e in run.evaluations] == [2, 4, 6]
+    assert [e.epoch for e in run.evaluations] == [1, 2, 3]
+    assert run.evaluations[-1].loss < run.evaluations[0].loss
+    assert run.tokens == 3 * sum(b.num_tokens for b in batches)
+
+
+def test_seconds_end_training():
+    batches = BucketedBatches(copy_examples(), batch_size=5)
+    run = trainer(tiny_model(), batches, steps=None, seconds=0.05)
+    run.fit()
+    assert 0.05 <= run.seconds < 5 and run.step > 0
+
+
+def test_evaluation_time_is_not_training_time():
+    def slow(model):
+        import time
+
+        time.sleep(0.3)
+        return 0.0
+
+    batches = BucketedBatches(copy_examples(), batch_size=5)
+    run = trainer(tiny_model(), batches, steps=2, eval_every=1, metric=slow)
+    run.fit()
+    assert len(run.evaluations) == 2 and run.seconds < 0.3
+
+
+def test_epochs_come_in_new_orders_and_runs_repeat():
+    def losses(seed):
+        torch.manual_seed(7)
+        batches = BucketedBatches(copy_examples(), batch_size=5, seed=3)
+        run = trainer(tiny_model(dropout=0.3), batches, steps=20, seed=seed)
+        return [r.loss for r in run.fit()]
+
+    assert losses(1) == losses(1)
+    assert losses(1) != losses(2)  # dropout
+
+
+def test_patience_stops_and_is_off_by_default():
+    scores = iter([1.0, 3.0, 2.0, 2.5, 9.0, 9.5])
+    batches = BucketedBatches(copy_examples(), batch_size=5)
+    run = trainer(tiny_model(), batches, steps=6, eval_every=1, patience=2, best_by="score",
+                  metric=lambda model: next(scores))
+    run.fit()
+    assert [e.score for e in run.evaluations] == [1.0, 3.0, 2.0, 2.5] and run.step == 4
+    worse = iter(range(0, -9, -1))
+    run = trainer(tiny_model(), batches, steps=6, eval_every=1, best_by="score",
+                  metric=lambda model: next(worse))
+    run.fit()
+    assert run.step == 6
+
+
+def test_best_weights_are_kept(tmp_path):
+    from safetensors.torch import load_file
+
+    seen, scores = [], iter([1.0, 3.0, 2.0])
+
+    def metric(model):
+        seen.append(copy.deepcopy(model.state_dict()))
+        return next(scores)
+
+    batches = BucketedBatches(copy_examples(), batch_size=5)
+    trainer(tiny_model(), batches, steps=3, eval_every=1, best_by="score", metric=metric,
+            directory=tmp_path).fit()
+    best = load_file(tmp_path / "best.safetensors")
+    last = load_file(tmp_path / "last.safetensors")
+    name = "encoder.embeddings.tokens.weight"
+    assert torch.equal(best[f"model.{name}"], seen[1][name])
+    assert torch.equal(last[f"model.{name}"], seen[2][name])
+
+
+def test_callbacks_get_records_and_evaluations():
+    events = []
+    batches = BucketedBatches(copy_examples(), batch_size=5)
+    run = trainer(tiny_model(), batches, steps=2, eval_every=2, valid=batches,
+                  callbacks=[lambda trainer, event: events.append((trainer.step, event))])
+    run.fit()
+    assert [(step, type(event)) for step, event in events] == [
+        (1, Record), (2, Record), (2, Evaluation)
+    ]
+
+
+def test_stop_ends_after_the_update():
+    def stop(trainer, event):
+        if event.step == 3:
+            trainer.stop()
+
+    batches = BucketedBatches(copy_examples(), batch_size=5)
+    run = trainer(tiny_model(), batches, steps=50, callbacks=[stop])
+    assert len(run.fit()) == 3 and run.stopped
+
+
+def test_loss_that_is_not_finite_raises_and_is_not_saved(tmp_path):
+    batches = BucketedBatches(copy_examples(), batch_size=5)
+    model = tiny_model()
+
+    def poison(trainer, event):
+        if event.step == 2:
+            with torch.no_grad():
+                next(model.parameters()).fill_(math.nan)
+
+    run = trainer(model, batches, save_every=1, directory=tmp_path, callbacks=[poison])
+    with pytest.raises(FloatingPointError, match="the loss is nan at update 3: try a lower lr"):
+        run.fit()
+    fresh = trainer(tiny_model(), batches, directory=tmp_path)
+    assert fresh.resume() and fresh.step == 2
+    assert all(r.loss == r.loss for r in fresh.history)
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+def test_evaluate_is_the_mean_over_tokens_without_dropout_or_smoothing():
+    batches = BucketedBatches(copy_examples(), batch_size=6)
+    model = tiny_model(dropout=0.5)
+    loss = evaluate(model, batches, PAD)
+    whole = joined(list(batches))
+    model.eval()
+    expected = F.cross_entropy(
+        model(whole.src, whole.tgt_in).transpose(1, 2), whole.tgt_out, ignore_index=PAD
+    )
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    with pytest.raises(ValueError, match="at least one real target token"):
+        evaluate(model, [], PAD)
+
+
+def test_every_part_comes_back_in_its_own_mode():
+    batches = BucketedBatches(copy_examples(), batch_size=5)
+    model = tiny_model(dropout=0.1)
+    model.train()
+    model.encoder.eval()  # frozen by hand
+    before = [module.training for module in model.modules()]
+    evaluate(model, batches, PAD)
+    assert [module.training for module in model.modules()] == before
+    model.eval()
+    trainer(model, batches, steps=2, valid=batches).fit()
+    assert not any(module.training for module in model.modules())
+    with pytest.raises(KeyError, match="inside"), switched(model, training=True):
+        assert model.training
+        raise KeyError("inside")
+    assert not model.training
+
+
+def test_metric_sees_eval_mode_and_training_goes_on_in_train_mode():
+    modes = []
+    batches = BucketedBatches(copy_examples(), batch_size=5)
+    model = tiny_model(dropout=0.1)
+    trainer(model, batches, steps=2, eval_every=1,
+            metric=lambda m: modes.append(m.training) or 0.0,
+            callbacks=[lambda t, e: modes.append(("callback", t.model.training))]).fit()
+    assert modes == [("callback", True), False, ("callback", True)] * 2
+
+
+def test_pick_device_is_usable():
+    device = pick_device()
+    assert torch.zeros(2, device=device).device.type == device.type
+    if not torch.cuda.is_available() and not torch.backends.mps.is_available():
+        assert device.type == "cpu"
+
+
+@pytest.mark.gpu
+def test_trains_on_the_gpu_in_every_precision():
+    for precision in ("float32", "bfloat16", "float16"):
+        batches = BucketedBatches(copy_examples(), batch_size=5)
+        run = Trainer(tiny_model(), batches, config(precision=precision, steps=8), pad_id=PAD,
+                      valid=batches, progress=False)
+        history = run.fit()
+        assert run.updater.device.type == "cuda"
+        assert all(math.isfinite(r.loss) for r in history)
+        assert run.evaluations[-1].loss < history[0].loss
