@@ -435,7 +435,7 @@ class _BeamSearch:
         """
         count, width = self.running.shape
         vocab = logits.shape[1]
-        log_probs = logits.log_softmax(dim=-1).index_fill(1, self.rules.banned, NEVER)
+        log_probs = logits.log_softmax(dim=-1).index_fill_(1, self.rules.banned, NEVER)
         # One choice among all extensions of a sentence: (N·W, V) -> (N, W·V) -> (N, W')
         total = (self.running.view(-1, 1) + log_probs).view(count, width * vocab)
         best, flat = total.topk(min(self.beam_size, width * vocab), dim=1)
