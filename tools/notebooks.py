@@ -97,12 +97,12 @@ def read(path: Path) -> list[dict]:
 
 def title(path: Path) -> str:
     """Return a chapter's title."""
-    return _opening(path).splitlines()[0].lstrip("# ")
+    return (_opening(path) or path.stem).splitlines()[0].lstrip("# ")
 
 
 def question(path: Path) -> str:
     """Return the question that opens a chapter: its first sentence that ends in a question mark."""
-    words = " ".join(_opening(path).splitlines()[1:])
+    words = " ".join(_opening(path).splitlines()[1:]).strip()
     found = re.search(r"(?:^|[.?!*] +)([A-Z][^.?!]*\?)", words)
     return found[1] if found else ""
 

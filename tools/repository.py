@@ -24,7 +24,7 @@ URL = re.compile(r"https://github\.com/(?P<owner>[\w-]+)/(?P<name>[\w.-]+?)(?:\.
 # Needed in Colab and in a copy of the notebook, in the way on the page: removed from the HTML.
 FIRST_CELL_METADATA = {"tags": ["remove-cell", "colab-setup"]}
 FIRST_CELL = """\
-# Makes the course package `src` importable. Where it is installed, this does nothing.
+# Makes the package `src` importable; where it is installed, does nothing.
 import importlib.util
 import sys
 
