@@ -1,0 +1,340 @@
+"""Kernel regression against loops, the softmax, and derivatives."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from src.functional import masked_softmax
+from src.pooling import (
+    KERNELS,
+    KernelRegression,
+    boxcar,
+    epanechnikov,
+    gaussian,
+    leave_one_out_mask,
+    nadaraya_watson,
+    triangle,
+)
+
+# Batch, queries, keys: all different.
+B, T, S = 3, 5, 7
+
+PLAIN = {
+    "gaussian": lambda u: math.exp(-u * u / 2),
+    "boxcar": lambda u: 1.0 if abs(u) <= 1 else 0.0,
+    "triangle": lambda u: max(0.0, 1 - abs(u)),
+    "epanechnikov": lambda u: max(0.0, 1 - u * u),
+}
+
+
+def plain_regression(query, keys, values, kernel, width):
+    """The formula as two loops; a query without a key in reach gets zeros."""
+    outputs, rows = [], []
+    for x in query:
+        raw = [kernel((x - key) / width) for key in keys]
+        total = sum(raw)
+        rows.append([weight / total if total > 0 else 0.0 for weight in raw])
+        outputs.append(sum(w * value for w, value in zip(rows[-1], values, strict=True)))
+    return outputs, rows
+
+
+def sines(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Noisy values of 2 sin x + x^0.8 on [0, 5], sorted by x."""
+    generator = torch.Generator().manual_seed(seed)
+    x = (torch.rand(count, generator=generator, dtype=torch.float64) * 5).sort().values
+    noise = torch.randn(count, generator=generator, dtype=torch.float64) * 0.5
+    return x, 2 * x.sin() + x**0.8 + noise
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_are_their_formulas(name):
+    points = [-7.0, -1.0001, -1.0, -0.5, -1e-3, 0.0, 0.25, 0.9999, 1.0, 1.5, 3.0]
+    u = torch.tensor(points, dtype=torch.float64)
+    expected = torch.tensor([PLAIN[name](point) for point in points], dtype=torch.float64)
+    torch.testing.assert_close(KERNELS[name](u), expected, atol=1e-15, rtol=0)
+    assert KERNELS[name](torch.zeros(1)).item() == 1
+
+
+def test_the_table_of_kernels():
+    assert KERNELS == {
+        "gaussian": gaussian, "boxcar": boxcar, "triangle": triangle, "epanechnikov": epanechnikov
+    }
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    name=st.sampled_from(sorted(PLAIN)), seed=st.integers(0, 10**6), queries=st.integers(1, 7),
+    keys=st.integers(1, 11), width=st.floats(0.1, 5.0),
+)
+def test_regression_is_the_formula(name, seed, queries, keys, width):
+    generator = torch.Generator().manual_seed(seed)
+    x, k, y = (
+        torch.randn(n, generator=generator, dtype=torch.float64) for n in (queries, keys, keys)
+    )
+    output, weights = nadaraya_watson(x, k, y, name, width, return_weights=True)
+    expected, rows = plain_regression(x.tolist(), k.tolist(), y.tolist(), PLAIN[name], width)
+    torch.testing.assert_close(output.tolist(), expected, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(weights.tolist(), rows, atol=1e-12, rtol=1e-12)
+    # A weighted mean: rows sum to 1 or 0, and no prediction leaves the range of the values.
+    total = weights.sum(-1)
+    assert torch.all((total - 1).abs().lt(1e-12) | (total == 0))
+    reached = total > 0
+    assert torch.all(output[reached] <= y.max() + 1e-12)
+    assert torch.all(output[reached] >= y.min() - 1e-12)
+
+
+@pytest.mark.parametrize("width", [0.3, 1.0, 2])
+def test_gaussian_weights_are_a_softmax(width):
+    """Claim 10.2-2: the exponent of the kernel is the score of the attention."""
+    x, k, y = (torch.randn(n, dtype=torch.float64) for n in (T, S, S))
+    _, weights = nadaraya_watson(x, k, y, "gaussian", width, return_weights=True)
+    u = (x[:, None] - k) / width
+    torch.testing.assert_close(weights, masked_softmax(-0.5 * u**2), atol=1e-15, rtol=0)
+    direct = gaussian(u) / gaussian(u).sum(-1, keepdim=True)
+    torch.testing.assert_close(weights, direct, atol=1e-14, rtol=0)
+
+
+def test_the_function_and_its_name_are_the_same_kernel():
+    x, k, y = torch.randn(T), torch.randn(S), torch.randn(S)
+    for name, function in KERNELS.items():
+        assert torch.equal(nadaraya_watson(x, k, y, name), nadaraya_watson(x, k, y, function))
+
+
+def test_a_kernel_of_ones_own():
+    """A constant kernel is average pooling."""
+    x, k, y = torch.randn(T), torch.randn(S), torch.randn(S)
+    output = nadaraya_watson(x, k, y, torch.ones_like)
+    torch.testing.assert_close(output, y.mean().expand(T))
+
+
+def test_far_from_all_keys_the_gaussian_takes_the_nearest():
+    """exp(−½·1000²) is 0 in every float type; the softmax form still has weights."""
+    query, keys, values = torch.tensor([1000.0]), torch.tensor([0.0, 1.0, -3.0]), torch.arange(3.0)
+    assert gaussian(query - keys).eq(0).all()
+    output, weights = nadaraya_watson(query, keys, values, return_weights=True)
+    assert weights.tolist() == [[0.0, 1.0, 0.0]] and output.item() == 1.0
+
+
+@pytest.mark.parametrize("name", ["boxcar", "triangle", "epanechnikov"])
+def test_a_query_without_a_key_in_reach_gets_zeros(name):
+    query = torch.tensor([0.2, 50.0], dtype=torch.float64, requires_grad=True)
+    keys = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64, requires_grad=True)
+    values = torch.tensor([2.0, 3.0, 5.0], dtype=torch.float64, requires_grad=True)
+    output, weights = nadaraya_watson(query, keys, values, name, return_weights=True)
+    assert output[1] == 0 and torch.all(weights[1] == 0)
+    assert weights[0].sum().item() == pytest.approx(1, abs=1e-15)
+    inputs = (values,) if name == "boxcar" else (query, keys, values)
+    for gradient in torch.autograd.grad(output.sum(), inputs):
+        assert gradient.isfinite().all()
+    alone = torch.autograd.grad(
+        nadaraya_watson(query[1:], keys, values, name).sum(), values
+    )[0]
+    assert torch.all(alone == 0)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "triangle", "epanechnikov"])
+def test_gradients_are_the_derivatives(name):
+    x, k, y = (torch.randn(n, dtype=torch.float64, requires_grad=True) for n in (T, S, S))
+    width = torch.tensor(1.7, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda *inputs: nadaraya_watson(*inputs[:3], name, inputs[3]), (x, k, y, width)
+    )
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_leading_axes_broadcast(name):
+    x, k, y = torch.randn(B, T), torch.randn(B, S), torch.randn(B, S)
+    together, weights = nadaraya_watson(x, k, y, name, return_weights=True)
+    assert together.shape == (B, T) and weights.shape == (B, T, S)
+    for b in range(B):
+        torch.testing.assert_close(together[b], nadaraya_watson(x[b], k[b], y[b], name))
+    shared = nadaraya_watson(x, k[:1], y[:1], name)
+    torch.testing.assert_close(shared[2], nadaraya_watson(x[2], k[0], y[0], name))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_each_query_may_have_its_own_width(name):
+    x, k, y = torch.randn(T), torch.randn(S), torch.randn(S)
+    widths = torch.rand(T, 1) + 0.5
+    output = nadaraya_watson(x, k, y, name, widths)
+    for t in range(T):
+        alone = nadaraya_watson(x[t : t + 1], k, y, name, widths[t].item())
+        torch.testing.assert_close(output[t : t + 1], alone)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_masked_keys_do_not_count(name):
+    """A mask is the same as keys taken away, and a query without any key gets zeros."""
+    x, k, y = torch.randn(T), torch.randn(S), torch.randn(S)
+    mask = torch.ones(T, S, dtype=torch.bool)
+    mask[:, 3:] = False
+    mask[0] = False
+    output, weights = nadaraya_watson(x, k, y, name, mask=mask, return_weights=True)
+    assert output[0] == 0 and torch.all(weights[0] == 0) and torch.all(weights[:, 3:] == 0)
+    torch.testing.assert_close(output[1:], nadaraya_watson(x[1:], k[:3], y[:3], name))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    name=st.sampled_from(sorted(PLAIN)), seed=st.integers(0, 10**6), shift=st.floats(-5, 5),
+    stretch=st.floats(0.5, 3),
+)
+def test_shift_stretch_and_order_do_not_matter(name, seed, shift, stretch):
+    generator = torch.Generator().manual_seed(seed)
+    x, k, y = (torch.randn(n, generator=generator, dtype=torch.float64) for n in (T, S, S))
+    expected = nadaraya_watson(x, k, y, name)
+    order = torch.randperm(S, generator=generator)
+    torch.testing.assert_close(nadaraya_watson(x, k[order], y[order], name), expected)
+    moved = nadaraya_watson(x * stretch + shift, k * stretch + shift, y, name, stretch)
+    torch.testing.assert_close(moved, expected, atol=1e-9, rtol=1e-9)
+
+
+def test_the_width_goes_from_the_nearest_key_to_the_mean():
+    x, y = sines(47)
+    narrow = nadaraya_watson(x, x, y, width=1e-6)
+    torch.testing.assert_close(narrow, y)
+    wide = nadaraya_watson(x, x, y, width=1e6)
+    torch.testing.assert_close(wide, y.mean().expand(47))
+
+
+# ----------------------------------------------------------------------------- learned width
+
+
+@pytest.mark.parametrize("name", ["gaussian", "triangle", "epanechnikov"])
+def test_the_module_is_the_function(name):
+    model = KernelRegression(width=0.7, kernel=name)
+    x, k, y = torch.randn(B, T), torch.randn(B, S), torch.randn(B, S)
+    found = model(x, k, y, return_weights=True)
+    expected = nadaraya_watson(x, k, y, name, 0.7, return_weights=True)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(model(x, k, y), found[0])
+    assert repr(model) == f"KernelRegression(kernel={name}, width=0.7)"
+
+
+def test_the_module_is_the_usual_parametrisation():
+    """softmax(−½((x − xᵢ)·w)²) with w = 1/h, as the chapter's sources write it."""
+    model = KernelRegression(width=0.4).double()
+    x, k, y = (torch.randn(n, dtype=torch.float64) for n in (T, S, S))
+    w = 1 / model.width
+    expected = nn.functional.softmax(-(((x[:, None] - k) * w) ** 2) / 2, dim=1) @ y
+    torch.testing.assert_close(model(x, k, y), expected, atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(S,), (B, S)])
+def test_leaving_one_out_is_leaving_it_out(shape):
+    """Each prediction is that of a regression from which the own point was removed."""
+    model = KernelRegression(width=0.6)
+    x, y = torch.randn(shape), torch.randn(shape)
+    output, weights = model(x, x, y, leave_one_out=True, return_weights=True)
+    assert torch.all(weights.diagonal(dim1=-2, dim2=-1) == 0)
+    for i in range(S):
+        others = [j for j in range(S) if j != i]
+        alone = model(x[..., i : i + 1], x[..., others], y[..., others])
+        torch.testing.assert_close(output[..., i : i + 1], alone)
+    assert not torch.allclose(output, model(x, x, y))
+
+
+def test_training_finds_the_width_with_the_least_error():
+    """Gradient descent ends where a fine grid has its minimum, and the loss has fallen."""
+    x, y = sines(97)
+    model = KernelRegression(width=1.0).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(400):  # at 200 the gradient is still 2e-3, at 400 it is gone
+        loss = (model(x, x, y, leave_one_out=True) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+    def error(width: float) -> float:
+        mask = leave_one_out_mask(97)
+        return (nadaraya_watson(x, x, y, width=width, mask=mask) - y).square().mean().item()
+
+    grid = [0.02 * 1.01**i for i in range(400)]
+    best = min(grid, key=error)
+    assert losses[-1] < losses[0]
+    assert model.width.item() == pytest.approx(best, rel=0.01)  # the step of the grid
+    assert losses[-1] == pytest.approx(error(best), rel=1e-4)
+
+
+def test_without_leaving_out_the_width_only_shrinks():
+    """The reason for leaving one out: with its own value, a point is best predicted by it."""
+    x, y = sines(97)
+    errors = [
+        (nadaraya_watson(x, x, y, width=w) - y).square().mean().item()
+        for w in (1.0, 0.3, 0.1, 0.03, 0.01, 1e-6)
+    ]
+    assert errors == sorted(errors, reverse=True) and errors[-1] < 1e-12
+
+
+def test_the_width_stays_above_zero():
+    model = KernelRegression(width=0.05)
+    x, y = sines(13)
+    optimizer = torch.optim.SGD(model.parameters(), lr=10.0)
+    for _ in range(7):
+        optimizer.zero_grad()
+        (model(x.float(), x.float(), y.float()) - y).square().mean().backward()
+        optimizer.step()
+        assert model.width > 0
+
+
+# ------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("width", [0, -1.0, math.nan, math.inf])
+def test_a_width_must_be_above_zero(width):
+    x = torch.randn(S)
+    with pytest.raises(ValueError, match=f"width must be finite and above 0, but is {width}"):
+        nadaraya_watson(x, x, x, width=width)
+    with pytest.raises(ValueError, match=f"width must be finite and above 0, but is {width}"):
+        KernelRegression(width=width)
+    with pytest.raises(ValueError, match="width must be finite and above 0, but is .* somewhere"):
+        nadaraya_watson(x, x, x, width=torch.tensor([1.0] * (S - 1) + [float(width)]))
+
+
+def test_a_width_must_fit():
+    x, k = torch.randn(T), torch.randn(S)
+    for shape in [(T,), (B, T, S), (S, 1)]:
+        with pytest.raises(ValueError, match=r"width must broadcast to shape \(5, 7\)"):
+            nadaraya_watson(x, k, k, width=torch.ones(shape))
+
+
+def test_kernels_that_are_none():
+    x = torch.randn(S)
+    for call in (lambda: nadaraya_watson(x, x, x, "bell"), lambda: KernelRegression(kernel="bell")):
+        with pytest.raises(ValueError, match="kernel must be one of gaussian, .*, but is 'bell'"):
+            call()
+    with pytest.raises(ValueError, match="kernel must return weights that are not negative"):
+        nadaraya_watson(x, x, x, lambda u: -torch.ones_like(u))
+    with pytest.raises(ValueError, match="kernel must return weights that are not negative or NaN"):
+        nadaraya_watson(x, x, x, lambda u: u * math.nan)
+    with pytest.raises(ValueError, match=r"kernel must return weights of shape \(7, 7\)"):
+        nadaraya_watson(x, x, x, lambda u: u.sum(-1))
+    for kernel in ("boxcar", boxcar):
+        with pytest.raises(ValueError, match="kernel must have a gradient for the width"):
+            KernelRegression(kernel=kernel)
+
+
+def test_numbers_that_do_not_fit():
+    x, k, y = torch.randn(T), torch.randn(S), torch.randn(S - 1)
+    with pytest.raises(ValueError, match="keys and values must hold as many entries, .* 7 and 6"):
+        nadaraya_watson(x, k, y)
+    with pytest.raises(ValueError, match="needs a query for each key, but there are 5 .* and 7"):
+        KernelRegression()(x, k, k, leave_one_out=True)
+    with pytest.raises(ValueError, match="size must be at least 1, but is 0"):
+        leave_one_out_mask(0)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "triangle"])
+def test_masks_that_do_not_fit(name):
+    x, k = torch.randn(T), torch.randn(S)
+    with pytest.raises(TypeError, match="mask"):
+        nadaraya_watson(x, k, k, name, mask=torch.ones(T, S))
+    with pytest.raises(ValueError, match="mask must have rank 2"):
+        nadaraya_watson(x, k, k, name, mask=torch.ones(S, dtype=torch.bool))
