@@ -38,17 +38,17 @@ def gaussian(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def boxcar(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """The window: 1 up to |u| = 1, else 0. A mean of all keys in reach; it has no gradient."""
+    """The window: 1 up to ``|u| = 1``, else 0. A mean of all keys in reach; it has no gradient."""
     return (u.abs() <= 1).to(u.dtype)
 
 
 def triangle(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """The tent: 1 − |u| up to |u| = 1, else 0."""
+    """The tent: ``1 − |u|`` up to ``|u| = 1``, else 0."""
     return (1 - u.abs()).clamp(min=0)
 
 
 def epanechnikov(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """The parabola: 1 − u² up to |u| = 1, else 0.
+    """The parabola: 1 − u² up to ``|u| = 1``, else 0.
 
     Source: Epanechnikov 1969; it has the least mean squared error of all kernels, to first order.
     """

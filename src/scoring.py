@@ -4,12 +4,10 @@ Four answers behind one interface. Each is a module that maps queries (..., T, D
 (..., S, Dk) to scores (..., T, S). The leading axes broadcast, so that the same module scores a
 batch, or every head of multi-head attention (B, H, T, K) with parameters the heads share.
 
-| score | formula | learns | widths |
-|---|---|---|---|
-| `DotScore` | q·k | nothing | equal |
-| `ScaledDotScore` | q·k / √d | nothing | equal |
-| `BilinearScore` | qᵀ W k | Dq·Dk | any |
-| `AdditiveScore` | wᵀ tanh(W_q q + W_k k) | (Dq + Dk + 1)·h | any |
+* `DotScore`: q·k; learns nothing; equal widths.
+* `ScaledDotScore`: q·k / √d; learns nothing; equal widths.
+* `BilinearScore`: qᵀ W k; learns Dq·Dk numbers; any widths.
+* `AdditiveScore`: wᵀ tanh(W_q q + W_k k); learns (Dq + Dk + 1)·h numbers; any widths.
 """
 
 import math
