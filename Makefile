@@ -47,7 +47,8 @@ test: environment
 	@sh tools/run_tests.sh "$(MAKE)" "$(PY)"
 
 execute: environment
-	$(PY) tools/repository.py sync
+	$(PY) tools/repository.py sync $(NOTEBOOKS)
+	$(PY) tools/readme.py
 	set -e; for notebook in $(NOTEBOOKS); do \
 		$(VENV)/bin/jupyter nbconvert --to notebook --execute --inplace \
 			--ExecutePreprocessor.record_timing=False \

@@ -7,6 +7,7 @@
 * What `tools/notebooks.py` finds wrong with a notebook becomes a warning, and `-W` an error.
 """
 
+import math
 import re
 from itertools import groupby
 from pathlib import Path
@@ -95,7 +96,7 @@ def modules() -> str:
     """Return the reference of the package, lowest modules first."""
     levels = package.levels()
     files = package.modules()
-    order = sorted(files, key=lambda name: (levels[name] is None, levels[name] or 0))
+    order = sorted(files, key=lambda n: math.inf if levels.get(n) is None else levels[n])
     lines = []
     for name in order:
         lines += [f"## `src.{name}`", "", "```{eval-rst}", f".. automodule:: src.{name}"]
@@ -123,13 +124,14 @@ def label_boxes(app, doctree: nodes.document) -> None:
     docname = app.env.docname
     if not docname.startswith("notebooks/"):
         return
-    labels = app.env.get_domain("std").labels
+    domain = app.env.get_domain("std")
     for box in doctree.findall(nodes.admonition):
         found = re.match(r"Claim (\d+\.\d+-\d+)\b", box.next_node(nodes.title).astext())
         if found and "claim" in box["classes"]:
             label = target_of(found[1])
             box["ids"].append(label)
-            labels[label] = (docname, label, f"claim {found[1]}")
+            domain.labels[label] = (docname, label, f"claim {found[1]}")
+            domain.anonlabels[label] = (docname, label)
 
 
 def warn_of_problems(app, env, docnames) -> None:

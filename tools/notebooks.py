@@ -103,7 +103,7 @@ def title(path: Path) -> str:
 def question(path: Path) -> str:
     """Return the question that opens a chapter: its first sentence that ends in a question mark."""
     words = " ".join(_opening(path).splitlines()[1:]).strip()
-    found = re.search(r"(?:^|[.?!*] +)([A-Z][^.?!]*\?)", words)
+    found = re.search(r"(?:^|[.?!]\**\s+)\**([A-Z][^.?!]*\?)", words)
     return found[1] if found else ""
 
 
@@ -176,7 +176,8 @@ def _execution(code: list[dict]):
         raises = any(o["output_type"] == "error" for o in cell["outputs"])
         tags = cell["metadata"].get("tags", [])
         if raises != ("raises-exception" in tags):
-            yield f"code cell {number}: {'an error output' if raises else 'raises nothing'}, against its tags"
+            what = "an error output" if raises else "raises nothing"
+            yield f"code cell {number}: {what}, against its tags"
         if "nbval-skip" in tags:
             yield f"code cell {number}: nbval-skip hides it from the checks"
         if any(o.get("name") == "stderr" for o in cell["outputs"]):
@@ -239,7 +240,8 @@ def _claims(path: Path, cells: list[dict]):
             else:
                 yield f"claim {box['id']}: its box follows no cell with that claim"
             if _verdict(box) is None:
-                yield f"claim {box['id']}: its box needs ':class: claim' and one of {list(VERDICTS)}"
+                words = " ".join(VERDICTS)
+                yield f"claim {box['id']}: its box needs ':class: claim' and one of {words}"
             if not box["body"].strip():
                 yield f"claim {box['id']}: its box is empty"
         for claim in _claim_ids(cell):

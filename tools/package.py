@@ -15,7 +15,8 @@ def modules(folder: Path = ROOT / "src") -> dict[str, Path]:
 
 def levels(page: Path = ROOT / "CONTRIBUTING.md") -> dict[str, int | None]:
     """Read the table of levels: module to its level; None for what only notebooks import."""
-    rows = re.findall(r"^\| (\d+|aside) \| (.+?) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    text = page.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+|aside) \| (.+?) \|", text, re.MULTILINE)
     return {
         name: None if level == "aside" else int(level)
         for level, names in rows

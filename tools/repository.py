@@ -5,7 +5,7 @@
 
     python tools/repository.py show        print the address
     python tools/repository.py cell        print the first cell that every notebook starts with
-    python tools/repository.py sync        write that first cell into all notebooks
+    python tools/repository.py sync [FILE]  write that first cell into all or some notebooks
     python tools/repository.py set URL     move the whole project to another address
 """
 
@@ -64,9 +64,8 @@ def first_cell(url: str | None = None) -> str:
 def colab_link(notebook: str, url: str | None = None) -> str:
     """Return the link that opens `notebooks/<notebook>` in Colab."""
     owner, name = owner_and_name(url or address())
-    return (
-        f"https://colab.research.google.com/github/{owner}/{name}/blob/{BRANCH}/notebooks/{notebook}"
-    )
+    folder = f"{owner}/{name}/blob/{BRANCH}/notebooks"
+    return f"https://colab.research.google.com/github/{folder}/{notebook}"
 
 
 def pages_address(url: str | None = None) -> str:
@@ -129,7 +128,8 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("show", help="print the address")
     commands.add_parser("cell", help="print the first cell of every notebook")
-    commands.add_parser("sync", help="write the first cell into all notebooks")
+    sync = commands.add_parser("sync", help="write the first cell into notebooks")
+    sync.add_argument("notebook", nargs="*", type=Path, help="without any, all")
     commands.add_parser("set", help="change the address everywhere").add_argument("url")
     args = parser.parse_args(arguments)
     if args.command == "show":
@@ -137,9 +137,9 @@ def main(arguments: list[str] | None = None) -> int:
     elif args.command == "cell":
         print(first_cell())
     elif args.command == "sync":
-        for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        for path in args.notebook or sorted((ROOT / "notebooks").glob("*.ipynb")):
             if write_first_cell(path, first_cell()):
-                print("changed", path.relative_to(ROOT))
+                print("changed", path)
     else:
         try:
             changed = move(args.url)

@@ -1,0 +1,278 @@
+"""The built pages, and what makes a build fail. Nothing is built here but copies of a few lines.
+
+`make test` builds the book first; run by hand, these tests want `make book` before.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+from sample import FILE, ROOT, code, notebooks, repository, sample_cells, write
+
+import package
+
+HTML = ROOT / "_build" / "html"
+# Made by Sphinx and viewcode: lists of links and of source, without text of ours.
+MADE_BY_SPHINX = {"genindex", "search", "py-modindex"}
+
+
+def pages() -> list[Path]:
+    return sorted(p for p in HTML.rglob("*.html") if "_static" not in p.parts)
+
+
+def own_pages() -> list[Path]:
+    return [p for p in pages() if p.stem not in MADE_BY_SPHINX and "_modules" not in p.parts]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(HTML)) if page.is_relative_to(HTML) else str(page)
+
+
+@cache
+def soup(page: Path) -> BeautifulSoup:
+    return BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
+
+
+@pytest.fixture(autouse=True)
+def _built(request):
+    if "copy" not in request.fixturenames:
+        assert (HTML / "index.html").is_file(), "no book in _build/html: run make book"
+
+
+def test_every_source_has_its_page():
+    sources = [*ROOT.glob("book/*.md"), *notebooks.all_notebooks()]
+    missing = [p for p in sources if not (HTML / p.relative_to(ROOT).with_suffix(".html")).is_file()]
+    assert sources and missing == []
+
+
+def each_page(test):
+    """Run a test for each page of ours; its message names the page."""
+
+    def run():
+        wrong = {name(page): found for page in own_pages() if (found := list(test(soup(page), page)))}
+        assert wrong == {}
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@each_page
+def test_a_page_has_one_title_and_a_language(html, page):
+    if len(html.select("article h1")) != 1 and page.name != "index.html":
+        yield f"{len(html.select('article h1'))} titles"
+    if html.html.get("lang") != "en":
+        yield "no language"
+
+
+@each_page
+def test_pictures_have_alt_text(html, page):
+    for image in html.select("article img"):
+        alt = image.get("alt", "").strip()
+        if not alt or re.search(r"\.(?:png|svg|jpe?g)$|^[0-9a-f]{16,}", alt):
+            yield image
+
+
+@each_page
+def test_figures_have_captions(html, page):
+    for figure in html.select("article figure"):
+        if not figure.select_one("figcaption .caption-text"):
+            yield figure.get("id")
+
+
+@each_page
+def test_no_page_shows_an_error(html, page):
+    if html.select(".output.traceback, .system-message, .problematic"):
+        yield "an error output or a message of Sphinx"
+    for words in ("Traceback (most recent call last)", "UserWarning:", "DeprecationWarning:"):
+        if words in html.select_one("article").get_text():
+            yield words
+
+
+@each_page
+def test_no_markup_is_left_over(html, page):
+    article = BeautifulSoup(str(html.select_one("article")), "html.parser")
+    for node in article.select("pre, code, .math, script, style, .viewcode-link, dl.py dt"):
+        node.decompose()
+    for found in re.findall(r"\$\$|\\begin\{|\\bm\b|\{[a-z:]+\}`|:::|```|\]\(", article.get_text()):
+        yield found
+
+
+@each_page
+def test_everything_a_page_loads_is_beside_it(html, page):
+    for tag, key in (
+        ("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("video", "src"),
+        ("audio", "src"), ("embed", "src"), ("object", "data"), ("link", "href"),
+    ):  # fmt: skip
+        for element in html.find_all(tag):
+            if tag == "link" and not set(element.get("rel", [])) & {
+                "stylesheet", "icon", "preload", "modulepreload", "prefetch", "preconnect",
+            }:  # fmt: skip
+                continue
+            target = element.get(key)
+            if target and not target.startswith("data:"):
+                if urlsplit(target).netloc:
+                    yield target
+                elif not (page.parent / unquote(urlsplit(target).path)).is_file():
+                    yield f"missing: {target}"
+
+
+def test_styles_load_nothing_from_elsewhere():
+    styles = [p for p in HTML.rglob("*.css")]
+    foreign = [
+        (name(p), found)
+        for p in styles
+        for found in re.findall(
+            r"(?:url\(|@import)\s*['\"]?(?:https?:)?//[^)'\"]+", p.read_text(encoding="utf-8")
+        )
+    ]
+    assert styles and foreign == []
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    return frozenset(
+        element.get(key)
+        for key in ("id", "name")
+        for element in soup(page).find_all(attrs={key: True})
+    )
+
+
+@each_page
+def test_links_within_the_book_lead_somewhere(html, page):
+    for link in html.select("a[href]"):
+        parts = urlsplit(link["href"])
+        if parts.scheme or parts.netloc or not link["href"].strip("#"):
+            continue
+        target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+        if not target.is_file():
+            yield link["href"]
+        elif target.suffix == ".html" and parts.fragment:
+            if unquote(parts.fragment) not in anchors(target):
+                yield link["href"]
+
+
+@each_page
+def test_ids_are_unique(html, page):
+    ids = [element["id"] for element in html.select("article [id]")]
+    yield from sorted({i for i in ids if ids.count(i) > 1})
+
+
+@pytest.mark.parametrize("path", notebooks.all_notebooks(), ids=lambda p: p.stem)
+def test_a_chapter_has_one_button_for_colab(path):
+    links = soup(HTML / "notebooks" / f"{path.stem}.html").select("a[href*='colab.research']")
+    assert [link["href"] for link in links] == [repository.colab_link(path.name)]
+    assert "Open in Colab" in links[0].get_text()
+
+
+@pytest.mark.parametrize("path", notebooks.all_notebooks(), ids=lambda p: p.stem)
+def test_a_chapter_does_not_show_its_first_cell(path):
+    page = soup(HTML / "notebooks" / f"{path.stem}.html")
+    assert "google.colab" not in page.select_one("article").get_text()
+
+
+def test_the_ledger_lists_every_finding_and_leads_to_it():
+    page = HTML / "book" / "claims.html"
+    rows = {}
+    for row in soup(page).select("table.ledger tbody tr"):
+        claim, _, verdict, measured = row.find_all("td")
+        rows[claim.get_text(strip=True)] = (
+            claim.a["href"],
+            verdict.get_text(strip=True),
+            measured.get_text(" ", strip=True),
+        )
+    found = notebooks.findings()
+    assert list(rows) == [f.claim.id for f in found] and found
+    for f in found:
+        href, verdict, measured = rows[f.claim.id]
+        path, _, anchor = href.partition("#")
+        assert (page.parent / path).stem == f.notebook.stem
+        box = soup((page.parent / path).resolve()).find(id=anchor)
+        assert box and f"Claim {f.claim.id}" in box.get_text() and f.verdict in box["class"]
+        assert verdict == notebooks.VERDICTS[f.verdict]
+        assert re.sub(r"\W", "", measured) == re.sub(r"\W", "", f.measured)
+
+
+def test_the_corrections_are_the_claims_that_do_not_simply_hold():
+    boxes = soup(HTML / "book" / "corrections.html").select("article .admonition.claim")
+    shown = [re.match(r"Claim (\S+):", b.p.get_text())[1] for b in boxes]
+    wanted = [f.claim.id for f in notebooks.findings() if f.verdict in ("wrong", "caveat")]
+    assert sorted(shown) == sorted(wanted)
+
+
+def test_the_reference_documents_every_module():
+    page = soup(HTML / "book" / "api.html")
+    documented = {tag["id"] for tag in page.select("dt[id^='src.']")}
+    for module in package.modules():
+        assert f"src.{module}" in " ".join(h.get_text() for h in page.select("h2"))
+        if module != "train":
+            assert any(i.startswith(f"src.{module}.") for i in documented), module
+
+
+# --- what makes a build fail
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """Return a folder with the book's own configuration, one page and no notebook yet."""
+    for folder in ("tools", "_static", "_templates"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "book").mkdir()
+    for file in ("_config.yml", "book/claims.yml", "book/references.bib"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    (tmp_path / "index.md").write_text("# A book\n\n```{generated} chapters\n```\n", encoding="utf-8")
+    toc = {"format": "jb-book", "root": "index", "chapters": [{"glob": "notebooks/*"}]}
+    (tmp_path / "_toc.yml").write_text(yaml.safe_dump(toc), encoding="utf-8")
+    return tmp_path
+
+
+def build(folder: Path) -> tuple[int, str]:
+    """Build a folder as `make book` does; return exit status and messages."""
+    jupyter_book = Path(sys.executable).with_name("jupyter-book")
+    run = subprocess.run(
+        [jupyter_book, "build", ".", "-W", "-n", "--keep-going"],
+        cwd=folder, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    return run.returncode, run.stdout + run.stderr
+
+
+def test_a_chapter_without_fault_builds(copy):
+    write(copy / "notebooks", sample_cells(), FILE)
+    status, output = build(copy)
+    assert status == 0, output
+    html = (copy / "_build" / "html" / "index.html").read_text(encoding="utf-8")
+    assert "How far does a fact reach?" in html
+
+
+def test_a_stored_error_fails_the_build(copy):
+    cells = sample_cells()
+    error = {"output_type": "error", "ename": "E", "evalue": "no", "traceback": ["E: no"]}
+    cells[3]["outputs"].append(error)
+    write(copy / "notebooks", cells, FILE)
+    status, output = build(copy)
+    assert status != 0 and "code cell 2: an error output, against its tags" in output
+
+
+def test_a_cell_that_raises_fails_a_build_that_runs_it(copy):
+    config = copy / "_config.yml"
+    text = config.read_text(encoding="utf-8")
+    assert 'execute_notebooks: "off"' in text
+    config.write_text(text.replace('execute_notebooks: "off"', "execute_notebooks: force"))
+    cells = sample_cells()
+    cells.insert(3, code("1 / 0"))
+    write(copy / "notebooks", cells, FILE)
+    status, output = build(copy)
+    assert status != 0 and "ZeroDivisionError" in output
+
+
+def test_a_link_to_nowhere_fails_the_build(copy):
+    (copy / "index.md").write_text("# A book\n\nSee {ref}`nowhere` and {func}`src.functional.no`.\n")
+    write(copy / "notebooks", sample_cells(), FILE)
+    status, output = build(copy)
+    assert status != 0 and "undefined label: 'nowhere'" in output and "src.functional.no" in output

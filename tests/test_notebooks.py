@@ -1,0 +1,312 @@
+"""Every chapter obeys the rules of `tools/notebooks.py`, and every rule catches its fault."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from sample import ROOT, code, notebooks, number_cells, repository, sample_cells, stdout, text, write
+
+NOTEBOOKS = notebooks.all_notebooks()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebook_obeys_every_rule(path):
+    assert notebooks.problems(path) == []
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS, "no notebook was found, so nothing was checked"
+
+
+def test_exercises_have_labels_of_their_own():
+    labels = []
+    for path in NOTEBOOKS:
+        for cell in notebooks.read(path):
+            labels += [line for line in cell["source"].splitlines() if line.startswith(":label: ")]
+    assert len(labels) == len(set(labels))
+
+
+def test_claims_are_79_in_the_order_of_the_chapters():
+    ids = list(notebooks.load_claims())
+    parts = [tuple(map(int, i.replace("-", ".").split("."))) for i in ids]
+    assert len(ids) == 79 and parts == sorted(parts)
+
+
+def test_claims_hold_no_verdict():
+    claims = notebooks.load_claims().values()
+    assert all(set(claim.texts.split(", ")) <= set("ABCDE") for claim in claims)
+    assert all(claim.statement.endswith(".") and ":" not in claim.statement for claim in claims)
+
+
+def test_a_claim_listed_twice_is_refused(tmp_path):
+    path = tmp_path / "claims.yml"
+    path.write_text("- {id: 1.1-1, texts: A, statement: x}\n" * 2, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"claims\.yml: an id stands there twice"):
+        notebooks.load_claims(path)
+
+
+def test_the_sample_has_no_fault(tmp_path):
+    assert notebooks.problems(write(tmp_path, sample_cells())) == []
+
+
+def find(cells, *, claim=None, words=None):
+    """Return the first cell with this claim or these words."""
+    for cell in cells:
+        if (claim and cell["metadata"].get("claim") == claim) or (words and words in cell["source"]):
+            return cell
+    raise LookupError(claim or words)
+
+
+def drop(cells, cell):
+    cells.remove(cell)
+
+
+FAULTS = {
+    "another first cell": (
+        lambda cells: cells[0].update(source="import src"),
+        "the first cell is not the one of tools/repository.py",
+    ),
+    "first cell without its tags": (
+        lambda cells: cells[0].update(metadata={}),
+        "the first cell is not the one of tools/repository.py",
+    ),
+    "another chapter's title": (
+        lambda cells: cells[1].update(source="# 10.3 Scores\n\nWhy?"),
+        "the first text cell does not start with '# 10.2 …'",
+    ),
+    "no question": (
+        lambda cells: cells[1].update(source="# 10.2 A sample chapter\n\nIt reaches far."),
+        "no question before the first section",
+    ),
+    "no answer": (
+        lambda cells: find(cells, words="## The answer").update(source="## The end"),
+        "no section '## The answer'",
+    ),
+    "a cell that was never run": (
+        lambda cells: find(cells, words="IPython").update(execution_count=None),
+        "not run once from top to bottom",
+    ),
+    "cells run in another order": (
+        lambda cells: find(cells, claim="10.2-1").update(execution_count=9),
+        "not run once from top to bottom",
+    ),
+    "an error": (
+        lambda cells: find(cells, claim="10.2-1")["outputs"].append(
+            {"output_type": "error", "ename": "ValueError", "evalue": "no", "traceback": []}
+        ),
+        "code cell 2: an error output, against its tags",
+    ),
+    "an announced error that does not come": (
+        lambda cells: find(cells, claim="10.2-1")["metadata"].update(tags=["raises-exception"]),
+        "code cell 2: raises nothing, against its tags",
+    ),
+    "a cell hidden from nbval": (
+        lambda cells: find(cells, claim="10.2-1")["metadata"].update(tags=["nbval-skip"]),
+        "code cell 2: nbval-skip hides it",
+    ),
+    "a warning on stderr": (
+        lambda cells: find(cells, claim="10.2-1")["outputs"].append(
+            {"name": "stderr", "output_type": "stream", "text": "UserWarning"}
+        ),
+        "code cell 2: output on stderr",
+    ),
+    "a long line": (
+        lambda cells: find(cells, claim="10.2-1").update(
+            source=find(cells, claim="10.2-1")["source"] + "\n" + "# " + "x" * 78
+        ),
+        "code cell 2: a line of 80 characters, > 79",
+    ),
+    "figures without the style": (
+        lambda cells: find(cells, words="IPython").update(source="from src import figures"),
+        "never calls figures.use_style()",
+    ),
+    "a picture without alt text": (
+        lambda cells: find(cells, words="IPython")["metadata"]["mystnb"]["image"].update(alt=" "),
+        "a picture without mystnb.image.alt",
+    ),
+    "a picture without caption": (
+        lambda cells: find(cells, words="IPython")["metadata"]["mystnb"]["figure"].pop("caption"),
+        "a picture without mystnb.figure.caption",
+    ),
+    "a picture without name": (
+        lambda cells: find(cells, words="IPython")["metadata"]["mystnb"]["figure"].pop("name"),
+        "a picture without mystnb.figure.name",
+    ),
+    "a path of a machine": (
+        lambda cells: find(cells, claim="10.2-1")["outputs"].append(stdout("/home/me/x.txt\n")),
+        "a path of one machine",
+    ),
+    "an address in memory": (
+        lambda cells: find(cells, claim="10.2-1")["outputs"].append(stdout("at 0x7f0011223344\n")),
+        "a memory address",
+    ),
+    "a footnote": (
+        lambda cells: cells[1].update(source=cells[1]["source"] + "\n\nMore.[^1]\n\n[^1]: Here."),
+        "a footnote",
+    ),
+    "TeX that MathJax does not know": (
+        lambda cells: cells[1].update(source=cells[1]["source"] + r" $\bm{q}$"),
+        r"\bm, which MathJax does not know",
+    ),
+    "four exercises": (
+        lambda cells: drop(cells, cells[-1]),
+        "4 labelled exercises, fewer than 5",
+    ),
+    "an exercise without solution": (
+        lambda cells: cells[-1].update(source="```{exercise}\n:label: ex-5\nCount.\n```"),
+        "exercises and solutions differ: ['ex-5']",
+    ),
+    "a claim without experiment": (
+        lambda cells: find(cells, claim="10.2-3")["metadata"].pop("claim"),
+        "claim 10.2-3: no experiment",
+    ),
+    "an unknown claim": (
+        lambda cells: find(cells, claim="10.2-3")["metadata"].update(claim="10.2-99"),
+        "claim 10.2-99: not in book/claims.yml",
+    ),
+    "another chapter's claim": (
+        lambda cells: find(cells, claim="10.2-3")["metadata"].update(claim="10.3-3"),
+        "claim 10.3-3: belongs to chapter 10.3",
+    ),
+    "a claim without assert": (
+        lambda cells: find(cells, claim="10.2-3").update(source="print('Claim 10.2-3: a = 2')"),
+        "claim 10.2-3: its cell asserts nothing",
+    ),
+    "an assert that cannot fail": (
+        lambda cells: find(cells, claim="10.2-3").update(source="assert True\nassert (0, 'no')"),
+        "claim 10.2-3: its cell asserts nothing",
+    ),
+    "an assert in a comment": (
+        lambda cells: find(cells, claim="10.2-3").update(source="# assert a == 2"),
+        "claim 10.2-3: its cell asserts nothing",
+    ),
+    "a claim that prints nothing": (
+        lambda cells: find(cells, claim="10.2-3").update(outputs=[]),
+        "claim 10.2-3: its cell prints no line 'Claim 10.2-3: …'",
+    ),
+    "a claim that prints no figure": (
+        lambda cells: find(cells, claim="10.2-3").update(outputs=[stdout("Claim 10.2-3: \n")]),
+        "claim 10.2-3: its cell prints no line 'Claim 10.2-3: …'",
+    ),
+    "a claim without box": (
+        lambda cells: drop(cells, find(cells, words="Claim 10.2-3: wrong")),
+        "claim 10.2-3: no box in the section of its cell",
+    ),
+    "a box in a later section": (
+        lambda cells: cells.append(cells.pop(cells.index(find(cells, words="Claim 10.2-3: wrong")))),
+        "claim 10.2-3: its box follows no cell with that claim",
+    ),
+    "a box without verdict": (
+        lambda cells: find(cells, words="Claim 10.2-3: wrong").update(
+            source="```{admonition} Claim 10.2-3: hm\n:class: claim\nWell.\n```"
+        ),
+        "claim 10.2-3: its box needs ':class: claim' and one of",
+    ),
+    "a box with two verdicts": (
+        lambda cells: find(cells, words="Claim 10.2-3: wrong").update(
+            source="```{admonition} Claim 10.2-3: hm\n:class: claim holds wrong\nWell.\n```"
+        ),
+        "claim 10.2-3: its box needs ':class: claim' and one of",
+    ),
+    "an empty box": (
+        lambda cells: find(cells, words="Claim 10.2-3: wrong").update(
+            source="```{admonition} Claim 10.2-3: hm\n:class: claim holds\n```"
+        ),
+        "claim 10.2-3: its box is empty",
+    ),
+    "two experiments for a claim": (
+        lambda cells: find(cells, claim="10.2-2")["metadata"].update(claim=["10.2-2", "10.2-3"]),
+        "claim 10.2-3: more than one cell",
+    ),
+    "two boxes for a claim": (
+        lambda cells: cells.append(dict(find(cells, words="Claim 10.2-3: wrong"))),
+        "claim 10.2-3: more than one box",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(fault, tmp_path):
+    break_it, message = FAULTS[fault]
+    cells = sample_cells()
+    break_it(cells)
+    problems = notebooks.problems(write(tmp_path, cells))
+    assert any(message in problem for problem in problems), problems
+
+
+def test_one_cell_may_serve_several_claims(tmp_path):
+    cells = sample_cells()
+    cell = find(cells, claim="10.2-2")
+    cell["metadata"]["claim"] = ["10.2-2", "10.2-3"]
+    cell["outputs"] = [stdout("Claim 10.2-2: a = 1\nClaim 10.2-3: a < 2\n")]
+    start = cells.index(find(cells, words="Claim 10.2-2: caveat"))
+    box = find(cells, words="Claim 10.2-3: wrong")
+    cells[start + 1 : cells.index(box)] = []
+    path = write(tmp_path, number_cells(cells))
+    assert notebooks.problems(path) == []
+    assert [f.measured for f in notebooks.findings([path])][1:3] == ["a = 1", "a < 2"]
+
+
+def test_findings_are_those_of_cells_and_boxes(tmp_path):
+    found = notebooks.findings([write(tmp_path, sample_cells())])
+    assert [f.claim.id for f in found] == [f"10.2-{n}" for n in range(1, 6)]
+    assert [f.verdict for f in found] == ["holds", "caveat", "wrong", "measured", "holds"]
+    assert [f.measured for f in found] == [f"a = {n}" for n in range(5)]
+    assert found[2].title == "Claim 10.2-3: wrong" and found[2].body == "We find $a = 2$."
+
+
+@pytest.mark.parametrize("name", ["10_2_sample.ipynb", "Untitled.ipynb"])
+def test_notebooks_are_named_by_chapter(name, tmp_path):
+    with pytest.raises(ValueError, match="a notebook is named"):
+        notebooks.chapter_of(tmp_path / name)
+
+
+def nbval(path):
+    """Run the notebook checks of `make test` on one file; return exit status and output."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbval"]
+    command += ["--nbval-current-env", f"--nbval-sanitize-with={ROOT / 'tests' / 'nbval.cfg'}"]
+    command += ["-c", str(ROOT / "pyproject.toml"), f"--rootdir={path.parent}", str(path)]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+    run = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=path.parent, timeout=300
+    )
+    return run.returncode, run.stdout
+
+
+def test_nbval_passes_the_right_output_and_fails_a_wrong_one(tmp_path):
+    right = [code("print('a =', 1 + 1)", stdout("a = 2\n")), text("Done.")]
+    wrong = [code("print('a =', 1 + 1)", stdout("a = 3\n")), text("Done.")]
+    status, output = nbval(write(tmp_path, number_cells(right), "right.ipynb"))
+    assert status == 0 and "1 passed" in output, output
+    status, output = nbval(write(tmp_path, number_cells(wrong), "wrong.ipynb"))
+    assert status == 1 and "1 failed" in output, output
+
+
+def test_the_first_cell_runs_and_prints_nothing(tmp_path):
+    cells = [code(repository.first_cell()), code("import src")]
+    status, output = nbval(write(tmp_path, number_cells(cells), "first.ipynb"))
+    assert status == 0 and "2 passed" in output, output
+
+
+def test_the_first_cell_says_what_to_do_where_src_is_missing(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    source = repository.first_cell().replace('        %pip install -q "git+{REPO}"\n', "        pass\n")
+    before = list(sys.path)
+    try:
+        with pytest.raises(ImportError, match=rf'pip install "git\+{repository.address()}"'):
+            exec(compile(source, "first cell", "exec"), {})
+        assert sys.path[0] == ".."
+    finally:
+        sys.path[:] = before
+
+
+def test_writing_the_first_cell_is_idempotent(tmp_path):
+    path = write(tmp_path, [text("# 10.2 Title")])
+    assert repository.write_first_cell(path, "import src")
+    assert not repository.write_first_cell(path, "import src")
+    assert repository.write_first_cell(path, "import src  # now\nimport sys")
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    assert ["".join(c["source"]) for c in cells] == ["import src  # now\nimport sys", "# 10.2 Title"]
+    assert cells[0]["metadata"] == repository.FIRST_CELL_METADATA
