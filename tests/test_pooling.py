@@ -136,6 +136,17 @@ def test_a_query_without_a_key_in_reach_gets_zeros(name):
     assert torch.all(alone == 0)
 
 
+def test_a_kernel_that_underflows_has_gradients_without_nan():
+    """Quotient and kernel are 0 here; dividing 0 by 0 and mending it leaves NaN behind."""
+    query = torch.tensor([0.3, 1000.0], requires_grad=True)
+    keys, values = torch.tensor([0.0, 1.0]).requires_grad_(), torch.tensor([2.0, 3.0])
+    output = nadaraya_watson(query, keys, values, lambda u: gaussian(u))
+    assert output[1] == 0
+    of_query, of_keys = torch.autograd.grad(output.sum(), (query, keys))
+    assert of_query[0] != 0 and of_query[1] == 0
+    assert of_keys.isfinite().all() and torch.all(of_keys != 0)
+
+
 @pytest.mark.parametrize("name", ["gaussian", "triangle", "epanechnikov"])
 def test_gradients_are_the_derivatives(name):
     x, k, y = (torch.randn(n, dtype=torch.float64, requires_grad=True) for n in (T, S, S))
