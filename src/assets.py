@@ -296,20 +296,23 @@ def _beside(asset: Asset) -> Iterator[Path]:
 
 def index_url() -> str:
     """Return the package index that pip is configured for, else the one `pypi_simple` knows."""
-    configured = os.environ.get("PIP_INDEX_URL") or _pip_config("global.index-url")
-    return configured or PYPI_SIMPLE_ENDPOINT
+    settings = _pip_settings()
+    for key in (":env:.index-url", "download.index-url", "install.index-url", "global.index-url"):
+        if key in settings:
+            return settings[key]
+    return PYPI_SIMPLE_ENDPOINT
 
 
-def _pip_config(key: str) -> str:
-    """Ask pip for one of its settings; empty if it has none or there is no pip."""
+def _pip_settings() -> dict[str, str]:
+    """Ask pip for its settings, those from environment variables too; none if there is no pip."""
+    # Not `pip config get`: it does not see variables, nor the file that PIP_CONFIG_FILE names.
+    command = [sys.executable, "-m", "pip", "config", "list"]
     try:
-        answer = subprocess.run(
-            [sys.executable, "-m", "pip", "config", "get", key],
-            capture_output=True, text=True, timeout=60, check=False,
-        )
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.SubprocessError):
-        return ""
-    return answer.stdout.strip() if answer.returncode == 0 else ""
+        return {}
+    lines = (line.partition("=") for line in answer.stdout.splitlines())
+    return {key: value.strip("'\"") for key, equals, value in lines if equals}
 
 
 def _without_password(text: str) -> str:
