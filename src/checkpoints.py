@@ -132,9 +132,10 @@ def load_checkpoint(
             if kind == "optimizer":
                 name, _, moment = name.rpartition(".")
                 entries["state"].setdefault(name, {})[moment] = tensor
+        options = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
         set_optimizer_state_dict(model, optimizer, entries, options=_WHOLE)
-        for group, lr in zip(optimizer.param_groups, header["lr"], strict=True):
-            group["lr"] = lr
+        for group, own, lr in zip(optimizer.param_groups, options, header["lr"], strict=True):
+            group |= own | {"lr": lr}
     return header["state"]
 
 
@@ -201,7 +202,10 @@ def _replace(path: Path, tensors: Mapping[str, Tensor], header: dict[str, str]) 
     # A fixed name, so that what a killed run left here is overwritten by the next one.
     partial = path.with_name(path.name + ".partial")
     try:
+        partial.touch()
+        mode = partial.stat().st_mode  # as the umask has it; safetensors lets its owner alone in
         save_file(dict(tensors), partial, header)
+        partial.chmod(mode)
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)

@@ -18,8 +18,22 @@ from torch.nn.parallel import DistributedDataParallel
 SHARDING = ("ddp", "fsdp")
 
 
-def pick_device() -> torch.device:
-    """The best device at hand: CUDA (under torchrun, this process's own), MPS, or the CPU."""
+def pick_device(name: torch.device | str | None = None) -> torch.device:
+    """The device of that name, or the best one at hand.
+
+    That is CUDA (under torchrun, this process's own device), MPS, or the CPU.
+
+    Raises:
+        ValueError: If there is no such device, or none that works here.
+    """
+    if name is not None:
+        try:
+            device = torch.device(name)
+            torch.zeros(1, device=device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"device must be usable here, but {name} is not: {reason}") from error
+        return device
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     if torch.backends.mps.is_available() and world_size() == 1:  # MPS has no collectives

@@ -16,7 +16,7 @@ OPTIMIZERS = ("adam", "adamw")
 
 def token_loss(
     logits: Float[Tensor, "B T V"],
-    targets: Int[Tensor, "..."],
+    targets: Int[Tensor, "B T"],
     pad_id: int,
     label_smoothing: float = 0.0,
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:

@@ -100,7 +100,7 @@ class Trainer:
         self.directory = None if directory is None else Path(directory)
         self.model_config = dict(model_config)
         self.updater = Updater(
-            model, config, pad_id=pad_id, device=torch.device(device or pick_device()),
+            model, config, pad_id=pad_id, device=pick_device(device),
             d_model=d_model or getattr(own, "d_model", None), sharding=sharding,
         )  # fmt: skip
         self.history: list[Record] = []

@@ -28,10 +28,10 @@ class TrainingConfig:
         weight_decay: For AdamW.
         label_smoothing: ε of `token_loss`.
         accumulate: Batches (in each process) that make one update.
-        clip: Largest norm of the gradient; None leaves it alone.
+        clip: Largest norm of the gradient; None leaves the gradient alone.
         precision: Of the matrix products: ``"float32"``, ``"bfloat16"`` or ``"float16"``.
             Weights, loss and moments stay in float32.
-        seed: Of dropout.
+        seed: Of dropout; on the command line of weights, order and split, too.
         log_every: Updates summed up in one record of the history.
         eval_every: Updates between two evaluations; None evaluates after each epoch.
         save_every: Updates between two savings besides those at each evaluation and at the end.

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from src.batches import Batch, BucketedBatches, Example
+from src.batches import Batch, BucketedBatches
 from src.evaluation import switched
 from src.training import (
     Evaluation,
@@ -26,40 +26,7 @@ from src.training import (
     warmup_rate,
     warmup_schedule,
 )
-from src.transformer import Transformer, TransformerConfig
-
-PAD = 0
-
-
-def tiny_model(seed=0, **fields):
-    torch.manual_seed(seed)
-    sizes = {"d_model": 12, "num_heads": 3, "d_ff": 20, "dropout": 0.0, "max_len": 32}
-    layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
-    return Transformer(TransformerConfig(**{"src_vocab_size": 13, "tgt_vocab_size": 17}
-                                         | sizes | layers | fields))
-
-
-def copy_examples(count=40, seed=0, longest=9):
-    """Pairs in which the target is the source plus 3, of very unequal lengths."""
-    generator = random.Random(seed)
-    pairs = []
-    for _ in range(count):
-        words = [generator.randrange(4, 13) for _ in range(generator.randint(1, longest))]
-        pairs.append(Example([*words, 2], [1, *(w + 3 for w in words), 2]))
-    return pairs
-
-
-def config(**fields):
-    defaults = {"steps": 6, "lr": 1e-3, "warmup": 4, "label_smoothing": 0.1, "log_every": 1}
-    return TrainingConfig(**defaults | fields)
-
-
-def trainer(model, batches, /, *, valid=None, metric=None, directory=None, callbacks=(), **fields):
-    return Trainer(
-        model, batches, config(**fields), pad_id=PAD, device="cpu", progress=False,
-        valid=valid, metric=metric, directory=directory, callbacks=callbacks,
-    )
-
+from toy_training import PAD, config, copy_examples, tiny_model, trainer
 
 # ---------------------------------------------------------------- loss
 
@@ -141,7 +108,7 @@ def test_half_precision_logits_are_summed_in_float32():
     assert total.item() == pytest.approx(exact.item(), rel=1e-6)
 
 
-def test_token_loss_refuses_what_it_cannot_mean():
+def test_token_loss_refuses_what_it_cannot_mean(unchecked):
     logits = torch.randn(2, 3, 5)
     with pytest.raises(ValueError, match=r"targets must have shape \(B, T\) = \(2, 3\).*\(3, 2\)"):
         token_loss(logits, torch.zeros(3, 2, dtype=torch.int64), 0)
@@ -550,6 +517,10 @@ def test_pick_device_is_usable():
     assert torch.zeros(2, device=device).device.type == device.type
     if not torch.cuda.is_available() and not torch.backends.mps.is_available():
         assert device.type == "cpu"
+    assert pick_device("cpu") == torch.device("cpu")
+    for name in ("abacus", "cuda:77"):
+        with pytest.raises(ValueError, match=f"device must be usable here, but {name} is not"):
+            pick_device(name)
 
 
 @pytest.mark.gpu

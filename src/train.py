@@ -1,0 +1,260 @@
+"""Train a Transformer to translate: ``python -m src.train --tatoeba fra --epochs 20 --out runs/fra``.
+
+Several processes: ``torchrun --nproc-per-node 8 -m src.train …``. The folder of a run holds
+``config.json``, ``source.json`` and ``target.json`` (the tokenizers), ``last.safetensors`` (to
+resume from), ``best.safetensors`` (to translate with), ``test.json`` and TensorBoard's events.
+
+Ctrl-C saves and ends; a second one ends at once. The exit status is 0 after a complete run, 2 after
+bad input, and 128 + n after signal n.
+"""
+
+import hashlib
+import math
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from src import distributed
+from src.assets import AssetError
+from src.checkpoints import CheckpointError, load_checkpoint
+from src.data import (
+    BucketedBatches,
+    Pair,
+    Splits,
+    Tokenizer,
+    encode_pairs,
+    load_pairs,
+    read_moses,
+    read_tsv,
+    split_pairs,
+)
+from src.evaluation import BLEUScore, corpus_bleu, translate
+from src.options import complain, write_json
+from src.train_options import BATCHES, DERIVED, PRESETS, TOKENIZERS, read_options
+from src.training import Evaluation, Record, Trainer, TrainingConfig
+from src.transformer import Transformer, TransformerConfig
+
+PROGRAM = "src.train"
+def read_corpus(options: dict[str, Any]) -> Splits:
+    """The pairs of the chosen corpus, split so that no sentence is on two sides."""
+    if options["tatoeba"]:
+        pairs = load_pairs(options["tatoeba"], max_words=options["max_words"])
+    elif options["tsv"]:
+        pairs = read_tsv(options["tsv"])
+    else:
+        pairs = read_moses(*options["moses"])
+    digest = hashlib.sha256("\n".join(map("\t".join, pairs)).encode()).hexdigest()
+    known = options.setdefault("corpus_sha256", digest)
+    if known != digest:
+        raise ValueError(f"the corpus has changed since the run in {options['out']} began")
+    shares = {"valid": options["valid_share"], "test": options["test_share"]}
+    splits = split_pairs(pairs, **shares, seed=options["seed"])
+    if not splits.train:
+        raise ValueError(f"no pair of {len(pairs)} is left to train on")
+    return splits
+
+
+def make_tokenizers(options: dict[str, Any], train: Sequence[Pair]) -> list[Tokenizer]:
+    """Source and target tokenizer: those of the run, or learnt from the training side."""
+    out = Path(options["out"])
+    made = TOKENIZERS[options["tokenizer"]]
+
+    def learn() -> None:
+        if (out / "config.json").exists():  # a run that is resumed
+            return
+        out.mkdir(parents=True, exist_ok=True)
+        for side, name in enumerate(("source", "target")):
+            sentences = [pair[side] for pair in train]
+            made.train(sentences, options["vocab_size"]).to_file(out / f"{name}.json")
+
+    distributed.on_writer(learn)
+    return [made.from_file(out / f"{name}.json") for name in ("source", "target")]
+
+
+def make_batches(options: dict[str, Any], pairs: Sequence[Pair], tokenizers, limit: int, shuffle):
+    """This process's batches of the pairs that fit, and how many did not; None without a pair."""
+    size = {name: options[name] for name in BATCHES}
+    most = min(limit, size["max_tokens"] or limit)
+    examples = encode_pairs(pairs, *tokenizers)
+    fitting = [e for e in examples if max(len(e.src), len(e.tgt)) <= most]
+    if not fitting:
+        return None, len(examples)
+    batches = BucketedBatches(
+        fitting, **size, shuffle=shuffle, seed=options["seed"], pad_id=tokenizers[0].pad_id,
+        rank=distributed.rank(), world_size=distributed.world_size(),
+    )  # fmt: skip
+    return batches, len(examples) - len(fitting)
+
+
+def make_model(options: dict[str, Any], source: Tokenizer, target: Tokenizer) -> Transformer:
+    """The model, the same in every process."""
+    names = {field.name for field in fields(TransformerConfig)} - DERIVED
+    chosen = {name: options[name] for name in names if options[name] is not None}
+    ids = {name: getattr(target, name) for name in ("pad_id", "bos_id", "eos_id")}
+    config = PRESETS[options["preset"]](len(source), len(target), **ids, **chosen)
+    torch.manual_seed(options["seed"])
+    return Transformer(config)
+
+
+def prepare(options: dict[str, Any]) -> tuple[Trainer, Callable[[], None]]:
+    """Everything up to the first update; the trainer, and what is to be done after the last."""
+    settings = TrainingConfig(**{f.name: options[f.name] for f in fields(TrainingConfig)})
+    out = Path(options["out"])
+    splits = read_corpus(options)
+    tokenizers = make_tokenizers(options, splits.train)
+    model = make_model(options, *tokenizers)
+    limit = model.config.max_len
+    train, long = make_batches(options, splits.train, tokenizers, limit, True)
+    if train is None:
+        raise ValueError("no training pair fits into max_len and max_tokens")
+    valid, _ = make_batches(options, splits.valid, tokenizers, limit, False)
+    sample = [p for p in splits.valid if len(tokenizers[0].encode(p.source)) < limit]
+    sample = sample[: options["bleu_sentences"]]
+
+    def metric(model: Transformer) -> float:
+        hypotheses = translate(model, [p.source for p in sample], *tokenizers)
+        return bleu(hypotheses, sample, options).score
+
+    trainer = Trainer(
+        model, train, settings, pad_id=tokenizers[1].pad_id, valid=valid,
+        metric=metric if sample else None, directory=out, device=options["device"],
+        sharding=options["sharding"], callbacks=[report], progress=options["progress"],
+    )  # fmt: skip
+    resumed = options["resume"] and trainer.resume()
+    distributed.on_writer(lambda: write_json(out / "config.json", options))
+    if options["tensorboard"] and distributed.is_writer():
+        trainer.callbacks.append(tensorboard(out / "tensorboard", trainer.step))
+    say(f"{len(splits.train)} + {len(splits.valid)} + {len(splits.test)} pairs to train, validate "
+        f"and test on, {long} too long; {model.num_parameters():,} parameters; "
+        f"{distributed.world_size()} × {trainer.updater.device}; "
+        + (f"resumed after update {trainer.step}" if resumed else f"a new run in {out}"))  # fmt: skip
+    return trainer, lambda: test(model, splits.test, tokenizers, options)
+
+
+def bleu(hypotheses: list[str], pairs: Sequence[Pair], options: dict[str, Any]) -> BLEUScore:
+    """BLEU, without regard to case where the tokenizer has none."""
+    references = [pair.target for pair in pairs]
+    return corpus_bleu(hypotheses, references, lowercase=options["tokenizer"] == "word")
+
+
+def test(model: Transformer, pairs: Sequence[Pair], tokenizers, options: dict[str, Any]) -> None:
+    """Score the best weights on the test side and keep the result beside them."""
+    out = Path(options["out"])
+    best = out / "best.safetensors"
+    if best.exists():
+        load_checkpoint(best, model, config=model.config.to_dict())
+    limit = model.config.max_len
+    pairs = [p for p in pairs if len(tokenizers[0].encode(p.source)) < limit]
+    if not pairs:
+        return
+    sources = [pair.source for pair in pairs]
+    hypotheses = translate(model, sources, *tokenizers, beam_size=options["beam_size"])
+    result = asdict(bleu(hypotheses, pairs, options)) | {"sentences": len(pairs)}
+    distributed.on_writer(lambda: write_json(out / "test.json", result))
+    say(f"test BLEU {result['score']:.2f} on {len(pairs)} sentences ({result['signature']})")
+
+
+def say(text: str) -> None:
+    """Print a line above the progress bar, once for all processes."""
+    if distributed.is_writer():
+        tqdm.write(text, file=sys.stdout)
+        sys.stdout.flush()
+
+
+def report(trainer: Trainer, event: Record | Evaluation) -> None:
+    """Say what an evaluation found."""
+    if isinstance(event, Evaluation):
+        parts = [f"update {event.step}, epoch {event.epoch}, {event.seconds:.0f} s"]
+        if trainer.history:
+            parts.append(f"loss {trainer.history[-1].loss:.3f}")
+        if event.loss is not None:
+            parts.append(f"valid {event.loss:.3f} (perplexity {math.exp(min(event.loss, 99)):.2f})")
+        if event.score is not None:
+            parts.append(f"BLEU {event.score:.2f}")
+        say(", ".join(parts))
+
+
+def tensorboard(folder: Path, step: int) -> Callable[[Trainer, Record | Evaluation], None]:
+    """A callback that writes curves; what an earlier part wrote after ``step`` is hidden."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder), purge_step=step + 1)
+
+    def write(trainer: Trainer, event: Record | Evaluation) -> None:
+        kind = "train" if isinstance(event, Record) else "valid"
+        values = {"loss": event.loss}
+        if isinstance(event, Record):
+            values |= {"lr": event.lr, "grad_norm": event.grad_norm, "tokens": event.tokens}
+        else:
+            values["bleu"] = event.score
+        for name, value in values.items():
+            if value is not None:
+                writer.add_scalar(f"{kind}/{name}", value, event.step)
+        if kind == "valid":
+            writer.flush()
+
+    return write
+
+
+@contextmanager
+def stopping(trainer: Trainer) -> Iterator[list[int]]:
+    """Let the first SIGINT or SIGTERM end training after the update that is running.
+
+    Yields:
+        The numbers of the signals that came. The next one acts as it would have without this.
+    """
+    received: list[int] = []
+
+    def stop(number: int, frame: Any) -> None:
+        received.append(number)
+        trainer.stop()
+        signal.signal(number, before[number])
+
+    before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    try:
+        options = read_options(argv, __doc__)
+        with distributed.process_group():
+            trainer, finish = prepare(options)
+            return train(trainer, finish)
+    except (ValueError, OSError, AssetError) as error:
+        return complain(PROGRAM, error)
+    except KeyboardInterrupt:
+        complain(PROGRAM, InterruptedError("interrupted before anything was there to save"))
+        return 128 + signal.SIGINT
+
+
+def train(trainer: Trainer, finish: Callable[[], None]) -> int:
+    """Train, and turn what can go wrong through no fault of the program into a sentence."""
+    try:
+        with stopping(trainer) as received:
+            trainer.fit()
+        if not trainer.stopped:
+            finish()
+            return 0
+        say(f"stopped after update {trainer.step}; all is saved, --resume goes on from here")
+        return 128 + (received or [signal.SIGTERM])[0]
+    except (OSError, FloatingPointError, CheckpointError) as error:
+        return complain(PROGRAM, error)
+    except torch.OutOfMemoryError as error:
+        advice = "lower --max-tokens and raise --accumulate by as much"
+        return complain(PROGRAM, MemoryError(f"{advice}: {error}"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""A tiny task and a tiny model, for the tests of training; also imported by their subprocesses."""
+
+import json
+import random
+
+import torch
+
+from src.batches import BucketedBatches, Example
+from src.training import Trainer, TrainingConfig
+from src.transformer import Transformer, TransformerConfig
+
+PAD = 0
+
+
+def tiny_model(seed=0, **fields):
+    torch.manual_seed(seed)
+    sizes = {"d_model": 12, "num_heads": 3, "d_ff": 20, "dropout": 0.0, "max_len": 32}
+    layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    return Transformer(TransformerConfig(**{"src_vocab_size": 13, "tgt_vocab_size": 17}
+                                         | sizes | layers | fields))
+
+
+def copy_examples(count=40, seed=0, longest=9):
+    """Pairs in which the target is the source plus 3, of very unequal lengths."""
+    generator = random.Random(seed)
+    pairs = []
+    for _ in range(count):
+        words = [generator.randrange(4, 13) for _ in range(generator.randint(1, longest))]
+        pairs.append(Example([*words, 2], [1, *(w + 3 for w in words), 2]))
+    return pairs
+
+
+def config(**fields):
+    defaults = {"steps": 6, "lr": 1e-3, "warmup": 4, "label_smoothing": 0.1, "log_every": 1}
+    return TrainingConfig(**defaults | fields)
+
+
+def trainer(model, batches, /, *, valid=None, metric=None, directory=None, callbacks=(), **fields):
+    return Trainer(
+        model, batches, config(**fields), pad_id=PAD, device="cpu", progress=False,
+        valid=valid, metric=metric, directory=directory, callbacks=callbacks,
+    )
+
+
+def trained_in_subprocess(directory):
+    """Train 24 updates, saving after each; resume if there is something; print the losses."""
+    torch.set_num_threads(1)
+    batches = BucketedBatches(copy_examples(), batch_size=5, seed=2)
+    announce = [lambda trainer, event: print("step", event.step, flush=True)]
+    run = trainer(tiny_model(dropout=0.2), batches, steps=24, accumulate=2, save_every=1,
+                  directory=directory, callbacks=announce)
+    print("resumed", run.resume(), run.step, flush=True)
+    run.fit()
+    print(json.dumps([(r.step, r.loss, r.grad_norm) for r in run.history]), flush=True)
