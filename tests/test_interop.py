@@ -1,0 +1,179 @@
+"""Converters from torch.nn: nothing lost, nothing shared, and what does not fit is refused."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from src.interop import (
+    from_d2l_attention,
+    from_marian,
+    from_torch_attention,
+    from_torch_decoder_layer,
+    from_torch_encoder_layer,
+    from_torch_transformer,
+)
+from src.transformer import Transformer
+
+D, H, FF = 22, 2, 13
+
+
+def scrambled(module):
+    for parameter in module.parameters():
+        if parameter.dim() == 1:
+            nn.init.normal_(parameter, mean=0.5)
+    return module
+
+
+def transformer(norm_first=False, **options):
+    module = nn.Transformer(
+        D, H, 2, 3, FF, dropout=0.1, norm_first=norm_first, batch_first=True, **options
+    )
+    if not norm_first:
+        module.encoder.norm = module.decoder.norm = None
+    return module
+
+
+def ends():
+    return nn.Embedding(17, D), nn.Embedding(19, D), nn.Linear(D, 19, bias=False)
+
+
+def layer(kind, **options):
+    make = {"encoder": nn.TransformerEncoderLayer, "decoder": nn.TransformerDecoderLayer}[kind]
+    return make(D, H, FF, batch_first=True, **options)
+
+
+CONVERT = {"encoder": from_torch_encoder_layer, "decoder": from_torch_decoder_layer}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_attention_is_copied_not_shared(bias):
+    theirs = scrambled(nn.MultiheadAttention(D, H, dropout=0.2, bias=bias)).double().eval()
+    ours = from_torch_attention(theirs, backend="explicit")
+    assert (ours.num_heads, ours.dropout, ours.backend) == (H, 0.2, "explicit")
+    assert not ours.training and ours.in_proj.weight.dtype == torch.float64
+    assert torch.equal(ours.in_proj.weight, theirs.in_proj_weight)
+    assert torch.equal(ours.out_proj.weight, theirs.out_proj.weight)
+    assert (ours.in_proj.bias is None) == (not bias)
+    if bias:
+        assert torch.equal(ours.in_proj.bias, theirs.in_proj_bias)
+        assert torch.equal(ours.out_proj.bias, theirs.out_proj.bias)
+    before = copy.deepcopy(theirs.state_dict())
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.zero_()
+    assert all(torch.equal(value, before[name]) for name, value in theirs.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", CONVERT)
+@pytest.mark.parametrize("activation", ["relu", "gelu", nn.ReLU(), nn.GELU()])
+def test_layers_keep_their_settings(kind, activation):
+    theirs = layer(kind, dropout=0.3, activation=activation, norm_first=True, layer_norm_eps=1e-3)
+    ours = CONVERT[kind](theirs, backend="explicit")
+    assert ours.training and ours.self_attention.backend == "explicit"
+    assert ours.self_attention.dropout == ours.feed_forward.dropout.p == 0.3
+    for add_norm in ours.add_norms:
+        assert (add_norm.dropout.p, add_norm.norm.eps, add_norm.norm_first) == (0.3, 1e-3, True)
+    x = torch.linspace(-3, 3, 5)
+    wanted = torch.relu(x) if "relu" in str(activation).lower() else nn.functional.gelu(x)
+    assert torch.equal(ours.feed_forward.activation(x), wanted)
+
+
+@pytest.mark.parametrize("kind", CONVERT)
+def test_a_layer_without_biases_gets_zeros(kind):
+    theirs = layer(kind, bias=False, dropout=0.0)
+    ours = CONVERT[kind](theirs)
+    biases = [p for name, p in ours.named_parameters() if name.endswith("bias")]
+    assert len(biases) == {"encoder": 6, "decoder": 9}[kind]
+    assert not any(bool(bias.any()) for bias in biases)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_every_weight_of_a_transformer_arrives(norm_first):
+    theirs, parts = scrambled(transformer(norm_first)), ends()
+    ours = from_torch_transformer(theirs, *parts, positions="none", pad_id=3, max_len=29)
+    assert isinstance(ours, Transformer)
+    config = ours.config
+    assert (config.num_encoder_layers, config.num_decoder_layers) == (2, 3)
+    assert (config.src_vocab_size, config.tgt_vocab_size, config.pad_id) == (17, 19, 3)
+    assert (config.norm_first, config.d_ff, config.max_len) == (norm_first, FF, 29)
+    assert config.dropout == config.attention_dropout == config.ffn_dropout == 0.1
+
+    def total(*modules):
+        return sum(p.double().sum().item() for m in modules for p in m.parameters())
+
+    count = sum(p.numel() for m in (theirs, *parts) for p in m.parameters())
+    assert ours.num_parameters() == count
+    assert total(ours) == pytest.approx(total(theirs, *parts), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kdim": 11}, "as wide as its queries, 22, but kdim is 11 and vdim is 22"),
+        ({"vdim": 11}, "kdim is 22 and vdim is 11"),
+        ({"add_bias_kv": True}, "module must not have add_bias_kv"),
+        ({"add_zero_attn": True}, "module must not have add_zero_attn"),
+    ],
+)
+def test_odd_attentions_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        from_torch_attention(nn.MultiheadAttention(D, H, **options))
+
+
+@pytest.mark.parametrize("kind", CONVERT)
+@pytest.mark.parametrize("activation", [torch.tanh, nn.GELU("tanh")])
+def test_other_activations_are_refused(kind, activation):
+    with pytest.raises(ValueError, match="activation must be ReLU or the exact GELU, but is"):
+        CONVERT[kind](layer(kind, activation=activation))
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_the_norm_that_pytorch_appends_to_post_norm_is_refused(stack):
+    theirs = transformer()
+    getattr(theirs, stack).norm = nn.LayerNorm(D)
+    with pytest.raises(ValueError, match=rf"module.{stack}.norm must be None where norm_first"):
+        from_torch_transformer(theirs, *ends())
+    theirs = transformer(norm_first=True)
+    getattr(theirs, stack).norm = None
+    with pytest.raises(ValueError, match=rf"module.{stack}.norm must be a LayerNorm where"):
+        from_torch_transformer(theirs, *ends())
+
+
+def test_a_weight_without_a_place_is_refused():
+    src, tgt, _ = ends()
+    with pytest.raises(ValueError, match=r"no place in ours for \['output.bias'\]"):
+        from_torch_transformer(transformer(), src, tgt, nn.Linear(D, 19))
+    with pytest.raises(ValueError, match=r"nothing for our \['.*positions.weight', '.*positions"):
+        from_torch_transformer(transformer(), *ends(), positions="learned")
+
+
+def test_unknown_fields_are_refused():
+    with pytest.raises(ValueError, match="unknown field of TransformerConfig: position"):
+        from_torch_transformer(transformer(), *ends(), position="none")
+
+
+def test_d2l_attention_of_other_widths_is_refused():
+    theirs = nn.Module()
+    for name, width in (("W_q", D), ("W_k", 11), ("W_v", D), ("W_o", D)):
+        setattr(theirs, name, nn.Linear(width, D, bias=False))
+    with pytest.raises(ValueError, match="module.W_k must be 22 × 22, but is 22 × 11"):
+        from_d2l_attention(theirs)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("encoder_attention_heads", "decoder_attention_heads"),
+        ("encoder_ffn_dim", "decoder_ffn_dim"),
+    ],
+)
+def test_a_marian_of_two_sizes_is_refused(first, second):
+    fields = {
+        "tie_word_embeddings": True, "share_encoder_decoder_embeddings": True, "vocab_size": 19,
+        "decoder_vocab_size": None, "d_model": D, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 13, "decoder_ffn_dim": 13,
+    }
+    with pytest.raises(ValueError, match=f"{first} and {second} must be equal, but are 2 and 11"):
+        from_marian({}, fields | {first: 2, second: 11})
