@@ -1,0 +1,414 @@
+"""Recurrent translators: a GRU encoder and decoder, with one fixed context or with attention.
+
+Both models are one class but for the context. `Seq2Seq` gives every decoder step the same one, the
+encoder's last state. `AttentionSeq2Seq` makes a new one at each step, a weighted sum of all encoder
+states. Embedding and context enter the decoder's GRU together, and its state and a context make
+the logits together.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from src.functional import masked_softmax
+from src.masks import padding_mask
+from src.scoring import AdditiveScore, BilinearScore, DotScore, ScaledDotScore
+
+__all__ = ["AttentionSeq2Seq", "DecoderState", "RecurrentConfig", "RecurrentEncoder",
+           "RecurrentStepper", "Seq2Seq"]  # fmt: skip
+
+SCORERS = ("additive", "bilinear", "dot", "scaled_dot")
+QUERIES = ("previous", "current")
+
+
+@dataclass(frozen=True)
+class RecurrentConfig:
+    """Everything that decides a recurrent model's shape and arithmetic.
+
+    Args:
+        src_vocab_size: Number of source ids.
+        tgt_vocab_size: Number of target ids.
+        d_embed: Width of an embedding, on both sides.
+        d_encoder: Width of an encoder state, that is, of a key, a value and a context.
+        d_decoder: Units of the decoder's GRU, the width of a query; need not be the encoder's.
+        bidirectional: Read the source in both directions; each makes half of ``d_encoder``.
+        num_encoder_layers: Layers of the encoder, ≥ 1.
+        num_decoder_layers: Layers of the decoder, ≥ 1.
+        dropout: On embeddings, between layers and before the logits.
+        scorer: With attention: ``"additive"`` (Bahdanau's), ``"bilinear"``, or, where
+            ``d_encoder`` and ``d_decoder`` are equal, ``"dot"`` or ``"scaled_dot"``.
+        d_score: Hidden width of the additive scorer.
+        query_from: With attention: the decoder state whose context makes the logits of step t,
+            that of step t − 1 (``"previous"``) or that of step t (``"current"``).
+        pad_id: Id of padding, on both sides.
+        bos_id: Id that starts a target.
+        eos_id: Id that ends a target.
+
+    Raises:
+        ValueError: If a field is out of its range; the message names it.
+    """
+
+    src_vocab_size: int
+    tgt_vocab_size: int
+    d_embed: int = 128
+    d_encoder: int = 256
+    d_decoder: int = 256
+    bidirectional: bool = False
+    num_encoder_layers: int = 1
+    num_decoder_layers: int = 1
+    dropout: float = 0.1
+    scorer: str = "additive"
+    d_score: int = 128
+    query_from: str = "previous"
+    pad_id: int = 0
+    bos_id: int = 1
+    eos_id: int = 2
+
+    def __post_init__(self) -> None:
+        """Refuse what no model could be built from."""
+        for name in (
+            "src_vocab_size", "tgt_vocab_size", "d_embed", "d_encoder", "d_decoder",
+            "num_encoder_layers", "num_decoder_layers", "d_score",
+        ):  # fmt: skip
+            self._demand(name, getattr(self, name) >= 1, "at least 1")
+        self._demand(
+            "d_encoder", not self.bidirectional or self.d_encoder % 2 == 0,
+            "even where the encoder is bidirectional",
+        )  # fmt: skip
+        self._demand("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
+        self._demand("scorer", self.scorer in SCORERS, f"one of {', '.join(SCORERS)}")
+        self._demand("query_from", self.query_from in QUERIES, f"one of {', '.join(QUERIES)}")
+        self._demand(
+            "scorer", self.d_encoder == self.d_decoder or self.scorer in ("additive", "bilinear"),
+            f"additive or bilinear where d_encoder ({self.d_encoder}) and d_decoder "
+            f"({self.d_decoder}) differ",
+        )  # fmt: skip
+        for name in ("pad_id", "bos_id", "eos_id"):
+            self._demand(
+                name, 0 <= getattr(self, name) < self.tgt_vocab_size,
+                f"an id of the target vocabulary, 0 … {self.tgt_vocab_size - 1}",
+            )  # fmt: skip
+
+    def _demand(self, name: str, fits: bool, rule: str) -> None:
+        if not fits:
+            raise ValueError(f"{name} must be {rule}, but is {getattr(self, name)!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Self:
+        """Build from names and values; what is left out takes its default.
+
+        Raises:
+            ValueError: If a name is not a field, or a value is out of its range.
+        """
+        unknown = sorted(set(fields) - {field.name for field in dataclasses.fields(cls)})
+        if unknown:
+            raise ValueError(f"unknown field of {cls.__name__}: {', '.join(unknown)}")
+        return cls(**fields)
+
+
+class RecurrentEncoder(nn.Module):
+    """Source ids to one state for each token, and one for the whole sentence.
+
+    Args:
+        config: Widths, layers, directions, dropout.
+
+    Source: Cho et al. 2014, §2.2 and 2.3 (the GRU); both directions: Bahdanau et al. 2015, §3.2.
+    """
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.pad_id = config.pad_id
+        self.directions = 2 if config.bidirectional else 1
+        self.embedding = nn.Embedding(config.src_vocab_size, config.d_embed)
+        self.dropout = nn.Dropout(config.dropout)
+        self.rnn = _gru(
+            config.d_embed, config.d_encoder // self.directions, config.num_encoder_layers,
+            config.dropout, bidirectional=config.bidirectional,
+        )  # fmt: skip
+
+    def forward(
+        self, src: Int[Tensor, "B S"]
+    ) -> tuple[Float[Tensor, "B S E"], Float[Tensor, "B E"]]:
+        """Read the source from left to right and, if bidirectional, from right to left as well.
+
+        Returns:
+            The top layer's state at each token, zero at padding; and its state after the last
+            token that it reads: each row's last real one, or the first one from right to left.
+
+        Raises:
+            ValueError: If ``src`` is empty, a row is padding alone, or an id lies outside the
+                vocabulary (the last is left to the device's own assertion on a GPU).
+        """
+        _check_ids("src", src, self.embedding)
+        places = torch.arange(1, src.shape[1] + 1, device=src.device)
+        lengths = torch.where(src == self.pad_id, 0, places).amax(dim=1).cpu()
+        if int(lengths.min()) == 0:
+            row = int(lengths.argmin())
+            raise ValueError(f"src must hold a real token in each row, but row {row} has none")
+        # Packed, so that no state is made of padding: not the last, and from right to left none.
+        packed = pack_padded_sequence(
+            self.dropout(self.embedding(src)), lengths, batch_first=True, enforce_sorted=False
+        )
+        states, hidden = self.rnn(packed)
+        states, _ = pad_packed_sequence(states, batch_first=True, total_length=src.shape[1])
+        # (directions, B, units) -> (B, directions · units)
+        return states, hidden[-self.directions :].transpose(0, 1).flatten(1)
+
+
+class DecoderState(NamedTuple):
+    """All that a decoder knows between two steps; the last four with attention only.
+
+    Attributes:
+        hidden: State (L, B, D) of each layer of the decoder's GRU.
+        context: What enters the next step beside the embedding, (B, E).
+        weights: The attention weights (B, 1, S) that made ``context``.
+        memory: The encoder's states (B, S, E), the values.
+        keys: What the scorer compares queries with, (B, S, ·): the states, projected once.
+        mask: True at real source tokens, (B, 1, S).
+    """
+
+    hidden: Float[Tensor, "L B D"]
+    context: Float[Tensor, "B E"]
+    weights: Float[Tensor, "B 1 S"] | None = None
+    memory: Float[Tensor, "B S E"] | None = None
+    keys: Float[Tensor, "B S A"] | None = None
+    mask: Bool[Tensor, "B 1 S"] | None = None
+
+    def select(self, index: Int[Tensor, " M"]) -> "DecoderState":
+        """Keep, reorder, drop or repeat rows."""
+        rest = (None if x is None else x.index_select(0, index) for x in self[1:])
+        return DecoderState(self.hidden.index_select(1, index), *rest)
+
+
+class Seq2Seq(nn.Module):
+    """Encoder and decoder joined by one fixed context: the encoder's state at the last token.
+
+    The context starts the decoder, enters each of its steps joined to the embedding, and reaches
+    the logits of each step.
+
+    Args:
+        config: Shape and arithmetic; the fields about attention are not used.
+
+    Source: Cho et al. 2014, §2.2: eq. 3 feeds the context to every step. Sutskever et al. 2014
+    feed it to the first only.
+    """
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = RecurrentEncoder(config)
+        self.embedding = nn.Embedding(config.tgt_vocab_size, config.d_embed)
+        self.dropout = nn.Dropout(config.dropout)
+        # Bridges encoder and decoder, whose widths and numbers of layers may differ.
+        self.bridge = nn.Linear(config.d_encoder, config.num_decoder_layers * config.d_decoder)
+        self.rnn = _gru(
+            config.d_embed + config.d_encoder, config.d_decoder, config.num_decoder_layers,
+            config.dropout,
+        )  # fmt: skip
+        self.output = nn.Linear(config.d_decoder + config.d_encoder, config.tgt_vocab_size)
+
+    def forward(self, src: Int[Tensor, "B S"], tgt: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
+        """Logits of the next token after every prefix of ``tgt``: training's view.
+
+        Args:
+            src: Source ids, padded at the end with ``pad_id``.
+            tgt: Target ids, starting with ``bos_id``: the sentence shifted right by one.
+
+        Raises:
+            ValueError: If a batch is empty, the rows differ in number, a source row is padding
+                alone, or an id lies outside its vocabulary.
+        """
+        if len(src) != len(tgt):
+            raise ValueError(
+                f"src and tgt must have as many rows, but have {len(src)} and {len(tgt)}"
+            )
+        return self.advance(tgt, self.start(src))[0]
+
+    def start(self, src: Int[Tensor, "B S"]) -> DecoderState:
+        """Encode ``src``, once for all decoder steps."""
+        _, last = self.encoder(src)
+        return DecoderState(self._first_hidden(last), last)
+
+    def advance(
+        self, tgt: Int[Tensor, "B T"], state: DecoderState
+    ) -> tuple[Float[Tensor, "B T V"], DecoderState]:
+        """Feed the next tokens: one, some or all. The state given is left as it is.
+
+        Returns:
+            Logits of the token after each, and the state after the last.
+
+        Raises:
+            ValueError: If ``tgt`` is empty or holds an id outside the vocabulary.
+        """
+        _check_ids("tgt", tgt, self.embedding)
+        embedded = self.dropout(self.embedding(tgt))
+        outputs, contexts, state = self._run(embedded, state)
+        return self.output(self.dropout(torch.cat([outputs, contexts], dim=-1))), state
+
+    def stepper(self, src: Int[Tensor, "B S"]) -> "RecurrentStepper":
+        """A step function for `src.decoding` that has read ``src``."""
+        return RecurrentStepper(self, src)
+
+    def num_parameters(self) -> int:
+        """Number of learned numbers."""
+        return sum(p.numel() for p in self.parameters())
+
+    def _first_hidden(self, last: Float[Tensor, "B E"]) -> Float[Tensor, "L B D"]:
+        """Bahdanau et al. 2015, appendix A.2.2: tanh of a linear map."""
+        hidden = torch.tanh(self.bridge(last))
+        # (B, L·D) -> (L, B, D)
+        return hidden.unflatten(1, (self.config.num_decoder_layers, -1)).transpose(0, 1).contiguous()
+
+    def _run(
+        self, embedded: Float[Tensor, "B T X"], state: DecoderState
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T E"], DecoderState]:
+        """Run the decoder's GRU: its outputs and, for each step, the context of its logits."""
+        contexts = state.context.unsqueeze(1).expand(-1, embedded.shape[1], -1)
+        outputs, hidden = self.rnn(torch.cat([embedded, contexts], dim=-1), state.hidden)
+        return outputs, contexts, state._replace(hidden=hidden)
+
+
+class AttentionSeq2Seq(Seq2Seq):
+    """Encoder and decoder joined by attention: each step has a context of its own.
+
+    Keys and values are the encoder's states, the query is the top state of the decoder. The
+    context that the state of step t − 1 asks for is joined to the embedding that enters step t.
+    With ``query_from="previous"`` that context makes the logits of step t, too; with
+    ``"current"`` it is the one that the new state asks for.
+
+    Args:
+        config: Shape and arithmetic.
+
+    Source: Bahdanau et al. 2015, §3.1, here without the maxout layer before the logits, and with a bidirectional
+    encoder only if the configuration says so. ``"current"``: Luong et
+    al. 2015, §3.1, with the input feeding of §3.3.
+    """
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__(config)
+        self.scorer = _scorer(config)
+
+    def start(self, src: Int[Tensor, "B S"]) -> DecoderState:
+        """Encode ``src``, project the keys, and ask for the first context."""
+        memory, last = self.encoder(src)
+        hidden = self._first_hidden(last)
+        source = (memory, self.scorer.project_key(memory), padding_mask(src, self.config.pad_id))
+        context, weights = self._attend(hidden[-1].unsqueeze(1), *source)
+        return DecoderState(hidden, context.squeeze(1), weights, *source)
+
+    @torch.no_grad()
+    def attention_maps(
+        self, src: Int[Tensor, "B S"], tgt: Int[Tensor, "B T"]
+    ) -> Float[Tensor, "B T S"]:
+        """The weights of the context that makes each step's logits.
+
+        Row t belongs to the token *after* ``tgt[:, t]``. Take them in ``eval()`` mode.
+
+        Raises:
+            ValueError: As `forward`.
+        """
+        if len(src) != len(tgt):
+            raise ValueError(
+                f"src and tgt must have as many rows, but have {len(src)} and {len(tgt)}"
+            )
+        _check_ids("tgt", tgt, self.embedding)
+        state = self.start(src)
+        states = [state]
+        for token in tgt.split(1, dim=1):
+            _, state = self.advance(token, state)
+            states.append(state)
+        current = self.config.query_from == "current"
+        used = states[1:] if current else states[:-1]
+        return torch.cat([state.weights for state in used], dim=1)
+
+    def _run(
+        self, embedded: Float[Tensor, "B T X"], state: DecoderState
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T E"], DecoderState]:
+        """Step by step: the context of each step depends on the state before it."""
+        hidden, context, weights, *source = state
+        outputs, contexts = [], [context.unsqueeze(1)]
+        for token in embedded.split(1, dim=1):
+            output, hidden = self.rnn(torch.cat([token, contexts[-1]], dim=-1), hidden)
+            context, weights = self._attend(output, *source)
+            outputs.append(output)
+            contexts.append(context)
+        state = DecoderState(hidden, contexts[-1].squeeze(1), weights, *source)
+        used = contexts[1:] if self.config.query_from == "current" else contexts[:-1]
+        return torch.cat(outputs, dim=1), torch.cat(used, dim=1), state
+
+    def _attend(
+        self,
+        query: Float[Tensor, "B 1 D"],
+        memory: Float[Tensor, "B S E"],
+        keys: Float[Tensor, "B S A"],
+        mask: Bool[Tensor, "B 1 S"],
+    ) -> tuple[Float[Tensor, "B 1 E"], Float[Tensor, "B 1 S"]]:
+        weights = masked_softmax(self.scorer.score_projected(query, keys), mask)
+        return weights @ memory, weights
+
+
+class RecurrentStepper:
+    """A step function over a recurrent model: feeds one token a row and remembers the rest.
+
+    Args:
+        model: The model, in ``eval()`` mode unless you want dropout.
+        src: Source ids.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: Seq2Seq, src: Tensor) -> None:
+        self.model = model
+        self.device = src.device
+        self.state = model.start(src)
+
+    @torch.no_grad()
+    def __call__(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
+        """Feed the last token of each row; logits of the next."""
+        logits, self.state = self.model.advance(tokens.unsqueeze(1), self.state)
+        return logits.squeeze(1)
+
+    def select(self, index: Int[Tensor, " M"]) -> None:
+        """Keep, reorder, drop or repeat rows."""
+        self.state = self.state.select(index)
+
+
+def _gru(
+    d_in: int, units: int, layers: int, dropout: float, bidirectional: bool = False
+) -> nn.GRU:
+    """A GRU, batch first; torch warns of a dropout that has no second layer to stand before."""
+    return nn.GRU(
+        d_in, units, layers, batch_first=True, bidirectional=bidirectional,
+        dropout=dropout if layers > 1 else 0.0,
+    )  # fmt: skip
+
+
+def _scorer(config: RecurrentConfig) -> nn.Module:
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "additive": lambda: AdditiveScore(config.d_decoder, config.d_encoder, config.d_score),
+        "bilinear": lambda: BilinearScore(config.d_decoder, config.d_encoder),
+        "dot": DotScore,
+        "scaled_dot": ScaledDotScore,
+    }
+    return makers[config.scorer]()
+
+
+def _check_ids(name: str, ids: Tensor, embedding: nn.Embedding) -> None:
+    if ids.numel() == 0:
+        raise ValueError(f"{name} must hold at least one token, but has shape {tuple(ids.shape)}")
+    if ids.device.type == "cpu" and not torch.compiler.is_compiling():
+        low, high = (int(end) for end in ids.aminmax())
+        if low < 0 or high >= embedding.num_embeddings:
+            raise ValueError(
+                f"{name} must hold ids in 0 … {embedding.num_embeddings - 1}, "
+                f"but spans {low} … {high}"
+            )
