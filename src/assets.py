@@ -260,7 +260,8 @@ def _extract(file: Path, assets: Iterable[Asset]) -> None:
         except AssetError:
             raise
         except _ARCHIVE_ERRORS as error:
-            raise AssetError(f"{label} cannot be copied, {type(error).__name__}: {error}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise AssetError(f"{label} cannot be copied, {reason}") from error
 
 
 @contextmanager

@@ -72,8 +72,8 @@ class Batch:
             Counted if not given.
     """
 
-    src: Int[Tensor, "B S"]
-    tgt: Int[Tensor, "B T"]
+    src: Int[Tensor, "..."]
+    tgt: Int[Tensor, "..."]
     pad_id: int = 0
     index: Int[Tensor, " B"] | None = None
     num_tokens: int = -1
@@ -166,7 +166,7 @@ class BucketedBatches:
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, but is {value}")
         if not 0 <= rank < world_size:
-            raise ValueError(f"rank must be in 0 … world_size - 1 = {world_size - 1}, but is {rank}")
+            raise ValueError(f"rank must be in 0 … {world_size - 1}, but is {rank}")
         if not examples:
             raise ValueError("examples must hold at least one example, but is empty")
         self.examples = examples

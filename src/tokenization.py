@@ -12,10 +12,11 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 
@@ -58,7 +59,7 @@ class Tokenizer(ABC):
 
     @classmethod
     @abstractmethod
-    def train(cls, sentences: Iterable[str], vocab_size: int) -> Self:
+    def train(cls, sentences: Iterable[str], vocab_size: int) -> "Tokenizer":
         """Learn a vocabulary of at most ``vocab_size`` tokens, special ones included."""
 
     @abstractmethod
@@ -70,7 +71,7 @@ class Tokenizer(ABC):
         """Return the ids of a sentence: 3 … V-1, that is, no special token but ``unk_id``."""
 
     @abstractmethod
-    def tokens(self, ids: Iterable[int]) -> list[str]:
+    def tokens(self, ids: Iterable[int] | Tensor) -> list[str]:
         """Return the token of each id, special ones too: the labels of an attention map."""
 
     @abstractmethod
@@ -83,9 +84,9 @@ class Tokenizer(ABC):
 
     @classmethod
     @abstractmethod
-    def _from_state(cls, state: Any) -> Self: ...
+    def _from_state(cls, state: Any) -> "Tokenizer": ...
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int] | Tensor) -> str:
         """Return the sentence that ids stand for, as far as the first ``<eos>``.
 
         Args:
@@ -114,7 +115,7 @@ class Tokenizer(ABC):
             part.unlink(missing_ok=True)
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Self:
+    def from_file(cls, path: str | Path) -> "Tokenizer":
         """Read a tokenizer back. `Tokenizer.from_file` reads either kind.
 
         Raises:
@@ -130,7 +131,7 @@ class Tokenizer(ABC):
                 return found._from_state(state)
         raise ValueError(f"{path} holds a tokenizer of kind {kind!r}, not a {cls.__name__}")
 
-    def _checked(self, ids: Iterable[int]) -> list[int]:
+    def _checked(self, ids: Iterable[int] | Tensor) -> list[int]:
         ids = [int(token_id) for token_id in ids]
         for token_id in ids:
             if not 0 <= token_id < len(self):
@@ -140,7 +141,8 @@ class Tokenizer(ABC):
 
 # French verbs carry their pronoun on a hyphen: donnez-moi, est-ce, a-t-il, celui-ci.
 _PRONOUN = (
-    r"-(?:t-)?(?:je|tu|ils?|elles?|on|nous|vous|ce|moi|toi|lui|leur|les?|la|là|ci|y|en)(?!\w)(?!['-]\w)"
+    r"-(?:t-)?(?:je|tu|ils?|elles?|on|nous|vous|ce|moi|toi|lui|leur|les?|la|là|ci|y|en)"
+    r"(?!\w)"
 )
 _TOKEN = re.compile(
     r"(?:[cdjlmnst]|(?:jusqu|lorsqu|puisqu|quoiqu|qu))'(?=\w)"  # elision: l'eau, qu'il
@@ -196,7 +198,7 @@ class WordTokenizer(Tokenizer):
             raise ValueError(f"words must be unique and no special tokens, but repeats {twice[:5]}")
 
     @classmethod
-    def train(cls, sentences: Iterable[str], vocab_size: int) -> Self:
+    def train(cls, sentences: Iterable[str], vocab_size: int) -> "WordTokenizer":
         """Choose the most frequent words; of equally frequent ones the first by code point.
 
         Args:
@@ -218,7 +220,7 @@ class WordTokenizer(Tokenizer):
     def encode(self, text: str) -> list[int]:
         return [self._ids.get(token, self.unk_id) for token in split_words(text)]
 
-    def tokens(self, ids: Iterable[int]) -> list[str]:
+    def tokens(self, ids: Iterable[int] | Tensor) -> list[str]:
         return [self._tokens[token_id] for token_id in self._checked(ids)]
 
     def _join(self, ids: list[int]) -> str:
@@ -228,7 +230,7 @@ class WordTokenizer(Tokenizer):
         return self._tokens[len(SPECIALS) :]
 
     @classmethod
-    def _from_state(cls, state: list[str]) -> Self:
+    def _from_state(cls, state: list[str]) -> "WordTokenizer":
         return cls(state)
 
 
@@ -238,7 +240,7 @@ class SubwordTokenizer(Tokenizer):
     It keeps case and accents, and knows no unknown word: the 256 bytes are tokens themselves, so
     ``decode(encode(text)) == normalise(text)`` for every text.
 
-    Source: Sennrich et al. 2016, https://aclanthology.org/P16-1162; over bytes: Radford et al. 2019.
+    Source: Sennrich et al. 2016, § 3.2; over bytes: Radford et al. 2019, § 2.2.
     """
 
     kind = "subword"
@@ -249,7 +251,7 @@ class SubwordTokenizer(Tokenizer):
         self._bpe.encode_special_tokens = True
 
     @classmethod
-    def train(cls, sentences: Iterable[str], vocab_size: int) -> Self:
+    def train(cls, sentences: Iterable[str], vocab_size: int) -> "SubwordTokenizer":
         """Learn merges from ``sentences`` until there are ``vocab_size`` tokens.
 
         Args:
@@ -283,7 +285,7 @@ class SubwordTokenizer(Tokenizer):
         text = normalise(text)
         return self._bpe.encode(text, add_special_tokens=False).ids if text else []
 
-    def tokens(self, ids: Iterable[int]) -> list[str]:
+    def tokens(self, ids: Iterable[int] | Tensor) -> list[str]:
         """Return the text of each id; the first piece of a word starts with its space."""
         return [
             self._bpe.decode([token_id], skip_special_tokens=False)
@@ -297,5 +299,5 @@ class SubwordTokenizer(Tokenizer):
         return json.loads(self._bpe.to_str())
 
     @classmethod
-    def _from_state(cls, state: dict[str, Any]) -> Self:
+    def _from_state(cls, state: dict[str, Any]) -> "SubwordTokenizer":
         return cls(tokenizers.Tokenizer.from_str(json.dumps(state)))
