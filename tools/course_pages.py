@@ -7,7 +7,6 @@
 * What `tools/notebooks.py` finds wrong with a notebook becomes a warning, and `-W` an error.
 """
 
-import math
 import re
 from itertools import groupby
 from pathlib import Path
@@ -93,10 +92,10 @@ def chapters() -> str:
 
 
 def modules() -> str:
-    """Return the reference of the package, lowest modules first."""
-    levels = package.levels()
+    """Return the reference of the package, in the order of the table of levels."""
     files = package.modules()
-    order = sorted(files, key=lambda n: math.inf if levels.get(n) is None else levels[n])
+    order = [n for n in package.levels() if n in files]
+    order += [n for n in files if n not in order]
     lines = []
     for name in order:
         lines += [f"## `src.{name}`", "", "```{eval-rst}", f".. automodule:: src.{name}"]
