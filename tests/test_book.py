@@ -19,8 +19,8 @@ from sample import FILE, ROOT, code, notebooks, repository, sample_cells, write
 import package
 
 HTML = ROOT / "_build" / "html"
-# Made by Sphinx and viewcode: lists of links and of source, without text of ours.
-MADE_BY_SPHINX = {"genindex", "search", "py-modindex"}
+# Made by Sphinx without text of ours, as are the pages of source.
+MADE_BY_SPHINX = {"genindex", "search", "py-modindex", "index"}
 
 
 def pages() -> list[Path]:
@@ -28,7 +28,8 @@ def pages() -> list[Path]:
 
 
 def own_pages() -> list[Path]:
-    return [p for p in pages() if p.stem not in MADE_BY_SPHINX and "_modules" not in p.parts]
+    made = {HTML / f"{stem}.html" for stem in MADE_BY_SPHINX}
+    return [p for p in pages() if p not in made and "_modules" not in p.parts]
 
 
 def name(page: Path) -> str:
@@ -48,7 +49,8 @@ def _built(request):
 
 def test_every_source_has_its_page():
     sources = [*ROOT.glob("book/*.md"), *notebooks.all_notebooks()]
-    missing = [p for p in sources if not (HTML / p.relative_to(ROOT).with_suffix(".html")).is_file()]
+    made = [HTML / p.relative_to(ROOT).with_suffix(".html") for p in sources]
+    missing = [p for p in made if not p.is_file()]
     assert sources and missing == []
 
 
@@ -56,8 +58,8 @@ def each_page(test):
     """Run a test for each page of ours; its message names the page."""
 
     def run():
-        wrong = {name(page): found for page in own_pages() if (found := list(test(soup(page), page)))}
-        assert wrong == {}
+        found = {name(page): list(test(soup(page), page)) for page in own_pages()}
+        assert {page: wrong for page, wrong in found.items() if wrong} == {}
 
     run.__name__, run.__doc__ = test.__name__, test.__doc__
     return run
@@ -65,7 +67,7 @@ def each_page(test):
 
 @each_page
 def test_a_page_has_one_title_and_a_language(html, page):
-    if len(html.select("article h1")) != 1 and page.name != "index.html":
+    if len(html.select("article h1")) != 1:
         yield f"{len(html.select('article h1'))} titles"
     if html.html.get("lang") != "en":
         yield "no language"
@@ -221,12 +223,13 @@ def test_the_reference_documents_every_module():
 @pytest.fixture
 def copy(tmp_path):
     """Return a folder with the book's own configuration, one page and no notebook yet."""
+    cached = shutil.ignore_patterns("__pycache__")
     for folder in ("tools", "_static", "_templates"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=cached)
     (tmp_path / "book").mkdir()
     for file in ("_config.yml", "book/claims.yml", "book/references.bib"):
         shutil.copy(ROOT / file, tmp_path / file)
-    (tmp_path / "index.md").write_text("# A book\n\n```{generated} chapters\n```\n", encoding="utf-8")
+    (tmp_path / "index.md").write_text("# A book\n\n```{generated} chapters\n```\n")
     toc = {"format": "jb-book", "root": "index", "chapters": [{"glob": "notebooks/*"}]}
     (tmp_path / "_toc.yml").write_text(yaml.safe_dump(toc), encoding="utf-8")
     return tmp_path
@@ -272,7 +275,8 @@ def test_a_cell_that_raises_fails_a_build_that_runs_it(copy):
 
 
 def test_a_link_to_nowhere_fails_the_build(copy):
-    (copy / "index.md").write_text("# A book\n\nSee {ref}`nowhere` and {func}`src.functional.no`.\n")
+    page = "# A book\n\nSee {ref}`nowhere` and {func}`src.functional.no`.\n"
+    (copy / "index.md").write_text(page)
     write(copy / "notebooks", sample_cells(), FILE)
     status, output = build(copy)
     assert status != 0 and "undefined label: 'nowhere'" in output and "src.functional.no" in output

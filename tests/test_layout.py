@@ -68,7 +68,7 @@ def test_public_names_have_docstrings(name):
 
 
 @pytest.mark.parametrize(
-    "path", [*MODULES.values(), *sorted(ROOT.glob("tools/*.py"))], ids=lambda p: p.parts[-2] + p.stem
+    "path", [*MODULES.values(), *sorted(ROOT.glob("tools/*.py"))], ids=lambda p: f"{p.parts[-2]}/{p.stem}"
 )
 def test_lines_fit(path):
     lines = path.read_text(encoding="utf-8").splitlines()
