@@ -140,9 +140,9 @@ class BucketedBatches:
         world_size: Number of processes.
 
     Raises:
-        ValueError: If there are no examples or one is empty, if not exactly one of ``max_tokens`` and
-            ``batch_size`` is given or is below 1, if ``rank`` is out of range, or if an example
-            alone exceeds ``max_tokens``.
+        ValueError: If there are no examples or one is empty, if not exactly one of ``max_tokens``
+            and ``batch_size`` is given or it is below 1, if ``rank`` is out of range, or if an
+            example alone exceeds ``max_tokens``.
     """
 
     def __init__(

@@ -18,8 +18,8 @@ _WORDS = {
         terroris*""",
     "fra": """
         sexe* sexuel* sexy porno* érotique* pénis vagin* seins orgasme* masturb* préservatif*
-        prostitu* bordel putain* pute* salope* connard* enculé* baise merde* viol violeur* violée*
-        inceste* vierge virginité avortement* suicid* tuer tue tues tué tuée tués tuées tua tuent
+        prostitu* bordel putain* pute* salope* connard* enculé* baise merde* viol violeur*
+        violée* inceste* vierge virginité avortement* suicid* tuer tue tues tué tuée tués tuées tua tuent
         tuait tueur* meurtr* étrangl* poignard* égorg* tortur* décapit* massacr* assassin* lynch*
         cadavre* terroris*""",
     "deu": """

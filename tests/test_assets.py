@@ -151,7 +151,9 @@ GOOD = tar_gz({"s/SENTENCES": CONTENT})
         (tar_gz({"s/SENTENCES": CONTENT[:-1]}), None, "is refused, it has 19939 bytes"),
         (tar_gz({"s/SENTENCES": CONTENT + b"\n"}), None, "is refused, it has 19941 bytes"),
     ],
-    ids=["cut", "longer", "cut gz", "no archive", "no member", "folder", "tampered", "short", "long"],
+    ids=[
+        "cut", "longer", "cut gz", "no archive", "no member", "folder", "tampered", "short", "long",
+    ],
 )
 def test_wrong_archives_and_members_leave_nothing_behind(cache, serve, data, pinned, reason):
     index = serve(data, pinned=pinned)

@@ -1,0 +1,193 @@
+"""`src.tokenization`: what is encoded comes back, and both kinds have one interface."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from src.tokenization import (
+    SPECIALS,
+    SubwordTokenizer,
+    Tokenizer,
+    WordTokenizer,
+    join_words,
+    normalise,
+    split_words,
+)
+
+SENTENCES = [
+    "L'eau n'est pas chaude aujourd'hui.", "Est-ce que tu viens ?", "The water isn't warm today.",
+    "Qu'y a-t-il ?", "Where is the water?", "¿Dónde está el agua?", "Das Wasser ist heiß.",
+] * 3
+KINDS = [WordTokenizer, SubwordTokenizer]
+
+# Text likely to hurt: letters with everything that the patterns treat specially.
+_text = st.text(
+    st.one_of(
+        st.sampled_from("aàlqutevous  ''--.,:;!?\"«»()¿$%3\u2019\u202f\u200b\u0301<>_…"),
+        st.characters(codec="utf-8"),
+    ),
+    max_size=23,
+)
+
+
+@given(_text)
+def test_normalise_twice_is_normalise(text):
+    once = normalise(text)
+    assert normalise(once) == once
+    assert once == once.strip() and "  " not in once
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("L\u2019\xe9t\xe9", "L'été"),
+        ("L'e\u0301t\u200be\u0301", "L'été"),
+        ("Quoi\u202f?\xa0 Rien\u3000!", "Quoi ? Rien !"),
+        ("Il dit\xa0: «\xa0Viens.\xa0»", 'Il dit : "Viens."'),
+        ("Er sagte: „Komm!“ und »geh«.", 'Er sagte: "Komm!" und "geh".'),
+        ("»A« und »B«", '"A" und "B"'),
+        ("non\xadstop – wait…", "nonstop - wait..."),
+    ],
+)
+def test_normalise(text, normal):
+    assert normalise(text) == normal
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("L'eau qu'il boit.", ["l'", "eau", "qu'", "il", "boit", "."]),
+        ("Aujourd'hui, j'y suis.", ["aujourd'hui", ",", "j'", "y", "suis", "."]),
+        ("Est-ce lui ? A-t-il faim ?", ["est", "-ce", "lui", "?", "a", "-t-il", "faim", "?"]),
+        ("Donnez-le-moi là-bas, ok?", ["donnez", "-le", "-moi", "là-bas", ",", "ok", "?"]),
+        ("Peut-être.", ["peut-être", "."]),
+        ("I don't think it's Tom's.", ["i", "don't", "think", "it's", "tom's", "."]),
+        ("At 7:30 it cost $10,000.", ["at", "7:30", "it", "cost", "$", "10,000", "."]),
+        ('He said, "Go!" (twice)', ["he", "said", ",", '"', "go", "!", '"', "(", "twice", ")"]),
+        ("¿Qué? ¡No!", ["¿", "qué", "?", "¡", "no", "!"]),
+        ("", []),
+    ],
+)
+def test_split_words(text, words):
+    assert split_words(text) == words
+    spaced = text.replace(" ?", "?")
+    assert join_words(words) == spaced.lower()
+
+
+@given(_text)
+def test_joining_and_splitting_again_gives_the_same_words(text):
+    words = split_words(text)
+    assert split_words(join_words(words)) == words
+
+
+@given(_text)
+def test_bytes_leave_nothing_unknown(text):
+    tokenizer = SUBWORDS
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == normalise(text)
+    assert all(len(SPECIALS) <= token_id < len(tokenizer) for token_id in ids)
+
+
+SUBWORDS = SubwordTokenizer.train(SENTENCES, 300)
+
+
+def test_vocabulary_by_frequency_then_by_code_point():
+    tokenizer = WordTokenizer.train(["b a c", "c b", "c d"], 7)
+    assert tokenizer.tokens(range(7)) == [*SPECIALS, "c", "b", "a"]
+    assert len(tokenizer) == 7
+    assert tokenizer.encode("a D c") == [6, 3, 4]
+    assert tokenizer.decode([6, 3, 4]) == "a <unk> c"
+    reordered = WordTokenizer.train(["c d", "c b", "c a b"], 7)
+    assert reordered.tokens(range(7)) == tokenizer.tokens(range(7))
+
+
+def test_subword_training_is_the_same_in_every_process():
+    program = (
+        "import sys, json; from src.tokenization import SubwordTokenizer\n"
+        "t = SubwordTokenizer.train(json.loads(sys.argv[1]), 300)\n"
+        "print(json.dumps(t.tokens(range(len(t)))))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(SENTENCES)],
+        capture_output=True, text=True, timeout=120, check=True,
+    )
+    assert json.loads(run.stdout) == SUBWORDS.tokens(range(len(SUBWORDS)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_interface(kind):
+    tokenizer = kind.train(SENTENCES, 300)
+    assert isinstance(tokenizer, Tokenizer)
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == (0, 1, 2, 3)
+    assert tokenizer.tokens([0, 1, 2, 3]) == list(SPECIALS)
+    for text in SENTENCES:
+        ids = tokenizer.encode(text)
+        assert min(ids) > 3
+        assert tokenizer.encode(tokenizer.decode(ids)) == ids
+        # <bos> and <pad> say nothing, <eos> ends the sentence; tensors are welcome.
+        framed = torch.tensor([1, *ids, 2, ids[0], 0, 0])
+        assert tokenizer.decode(framed) == tokenizer.decode(ids)
+    assert tokenizer.encode("") == tokenizer.encode(" \u200b") == []
+    assert tokenizer.decode([]) == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_of_special_tokens_in_a_sentence_are_plain_text(kind):
+    tokenizer = kind.train(SENTENCES, 300)
+    assert not {0, 1, 2} & set(tokenizer.encode("<pad> <bos> <eos>"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_file_round_trip(kind, tmp_path):
+    tokenizer = kind.train(SENTENCES, 300)
+    path = tmp_path / "tokenizer.json"
+    tokenizer.to_file(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["tokenizer.json"]
+    for reader in (kind, Tokenizer):
+        again = reader.from_file(path)
+        assert type(again) is kind and len(again) == len(tokenizer)
+        for text in [*SENTENCES, "<eos> jamais vu"]:
+            assert again.encode(text) == tokenizer.encode(text)
+    other = KINDS[1 - KINDS.index(kind)]
+    with pytest.raises(ValueError, match=f"holds a tokenizer of kind .*, not a {other.__name__}"):
+        other.from_file(path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"tokenizer": "word"}', "\xff"])
+def test_files_that_hold_no_tokenizer(content, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer's file"):
+        Tokenizer.from_file(path)
+
+
+def test_failed_writing_leaves_the_old_file(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    SUBWORDS.to_file(path)
+    before = path.read_bytes()
+    with pytest.raises(UnicodeEncodeError):
+        WordTokenizer(["\ud800"]).to_file(path)  # a lone surrogate is no text
+    assert [p.name for p in tmp_path.iterdir()] == ["tokenizer.json"]
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: WordTokenizer.train(["a"], 4), "vocab_size must be above 4, but is 4"),
+        (lambda: SubwordTokenizer.train(["a"], 259), "vocab_size must be at least 260, but is 259"),
+        (lambda: WordTokenizer(["a", "b", "a"]), r"words must be unique .* repeats \['a'\]"),
+        (lambda: WordTokenizer(["<pad>"]), r"no special tokens, but repeats \['<pad>'\]"),
+        (lambda: WordTokenizer(["a"]).decode([5]), "ids must be in 0 … 4, but one is 5"),
+        (lambda: WordTokenizer(["a"]).tokens([-1]), "ids must be in 0 … 4, but one is -1"),
+        (lambda: SUBWORDS.decode([10**6]), "ids must be in 0 … .*, but one is 1000000"),
+    ],
+)
+def test_bad_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
