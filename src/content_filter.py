@@ -19,9 +19,9 @@ _WORDS = {
     "fra": """
         sexe* sexuel* sexy porno* érotique* pénis vagin* seins orgasme* masturb* préservatif*
         prostitu* bordel putain* pute* salope* connard* enculé* baise merde* viol violeur*
-        violée* inceste* vierge virginité avortement* suicid* tuer tue tues tué tuée tués tuées tua tuent
-        tuait tueur* meurtr* étrangl* poignard* égorg* tortur* décapit* massacr* assassin* lynch*
-        cadavre* terroris*""",
+        violée* inceste* vierge virginité avortement* suicid* tuer tue tues tué tuée tués tuées
+        tua tuent tuait tueur* meurtr* étrangl* poignard* égorg* tortur* décapit* massacr*
+        assassin* lynch* cadavre* terroris*""",
     "deu": """
         sex sexy sexuell* porno* erotisch* nackt* penis* vagina* brüste* busen orgasm* masturb*
         kondom* prostitu* bordell* hure* nutte* schlampe* fick* scheiß* scheiss* arschloch*
