@@ -71,8 +71,8 @@ def save_checkpoint(
     weights = get_model_state_dict(model, options=_WHOLE)
     tensors = {f"model.{k}": v.contiguous() for k, v in weights.items() if k not in aliases}
     if optimizer is not None:
-        entries = get_optimizer_state_dict(model, optimizer, options=_WHOLE)["state"]
-        for name, moments in entries.items():
+        entries = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
+        for name, moments in entries.get("state", {}).items():  # empty but in the writer
             tensors |= {f"optimizer.{name}.{k}": v.contiguous() for k, v in moments.items()}
         header["lr"] = [group["lr"] for group in optimizer.param_groups]
     text = json.dumps(header, allow_nan=True)
@@ -125,18 +125,30 @@ def load_checkpoint(
         raise CheckpointError(f"{path} holds weights only: it cannot continue a run")
     set_model_state_dict(model, weights, options=_WHOLE)
     if optimizer is not None:
-        # Options such as betas come from the optimizer's own making; only its memory is loaded.
-        entries = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
-        for key, tensor in tensors.items():
-            kind, _, name = key.partition(".")
-            if kind == "optimizer":
-                name, _, moment = name.rpartition(".")
-                entries["state"].setdefault(name, {})[moment] = tensor
-        options = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-        set_optimizer_state_dict(model, optimizer, entries, options=_WHOLE)
-        for group, own, lr in zip(optimizer.param_groups, options, header["lr"], strict=True):
-            group |= own | {"lr": lr}
+        _load_moments(model, optimizer, tensors, header["lr"])
     return header["state"]
+
+
+def _load_moments(
+    model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor], lr: list[float]
+) -> None:
+    """Load the memory of the optimizer; options such as betas stay as it was made with."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    options = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    groups = [
+        own | {"params": [names[id(p)] for p in group["params"]]}
+        for own, group in zip(options, optimizer.param_groups, strict=True)
+    ]
+    state: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        kind, _, name = key.partition(".")
+        if kind == "optimizer":
+            name, _, moment = name.rpartition(".")
+            state.setdefault(name, {})[moment] = tensor
+    entries = {"state": state, "param_groups": groups}
+    set_optimizer_state_dict(model, optimizer, entries, options=_WHOLE)
+    for group, own, rate in zip(optimizer.param_groups, options, lr, strict=True):
+        group |= own | {"lr": rate}
 
 
 def check_config(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -246,7 +258,7 @@ def _open(path: Path, with_tensors: bool = True) -> tuple[dict[str, Any], dict[s
 
 
 def _check_tensors(path: Path, weights: Mapping[str, Tensor], model: nn.Module) -> None:
-    wanted = {k: tuple(v.shape) for k, v in get_model_state_dict(model, options=_WHOLE).items()}
+    wanted = {k: tuple(v.shape) for k, v in model.state_dict().items()}
     found = {k: tuple(v.shape) for k, v in weights.items()}
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name):

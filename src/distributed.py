@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 SHARDING = ("ddp", "fsdp")
+# Methods by which a model is used besides `forward`: FSDP has to fetch its parameters there, too.
+ENTRANCES = ("new_cache", "decode_cached")
 
 
 def pick_device(name: torch.device | str | None = None) -> torch.device:
@@ -137,17 +139,34 @@ def wrap(model: nn.Module, sharding: str = "ddp") -> nn.Module:
         device = next(model.parameters()).device
         ids = [device.index] if device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+    for block in _blocks(model):
+        if hasattr(block, "cross_attention"):
+            # Its keys and values are projected before the layer runs, so it stays with the root.
+            for name, part in block.named_children():
+                if name != "cross_attention" and not isinstance(part, nn.ModuleList):
+                    _shard(part)
+        else:
+            _shard(block)
+    _shard(model)
+    return model
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The layers of a model: what stands in its outermost lists of modules."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            yield from child
+        else:
+            yield from _blocks(child)
+
+
+def _shard(module: nn.Module) -> None:
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-    for module in list(model.modules()):
-        if isinstance(module, nn.ModuleList):
-            for layer in module:
-                fully_shard(layer)
-    fully_shard(model)
-    for name in ("encode", "decode"):  # used without forward when translating
-        if hasattr(model, name):
-            register_fsdp_forward_method(model, name)
-    return model
+    fully_shard(module)
+    for name in ENTRANCES:
+        if hasattr(module, name):
+            register_fsdp_forward_method(module, name)
 
 
 def accumulating(wrapped: nn.Module, last: bool) -> AbstractContextManager:

@@ -1,0 +1,178 @@
+"""Several processes: the same losses as one on the joined batch, and failing together."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from src import distributed
+from src.checkpoints import read_header
+
+# Run by each process under torchrun: train on a corpus whose batches do not divide evenly.
+WORKER = """
+import json, sys
+import torch
+sys.path.insert(0, {tests!r})
+torch.set_num_threads(1)
+from toy_training import distributed_run
+distributed_run(json.loads({options!r}))
+"""
+
+
+def launch(processes, tmp_path, **options):
+    """Start ``processes`` of `toy_training.distributed_run` under torchrun."""
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER.format(tests=str(Path(__file__).parent), options=json.dumps(options)))
+    # A free port each time, so that tests can run beside each other.
+    arguments = ["--standalone", "--nproc-per-node", str(processes), "--max-restarts", "0"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *arguments, str(script)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def finished(process):
+    out, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, out
+    return out
+
+
+def history_of(path):
+    return read_header(path)["state"]["history"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """One process that makes each update from the batches of two."""
+    from toy_training import distributed_run
+
+    folder = tmp_path_factory.mktemp("alone")
+    distributed_run({"directory": str(folder), "accumulate": 2, "steps": 10})
+    return folder / "last.safetensors"
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_two_processes_are_one_on_the_joined_batch(alone, tmp_path, sharding):
+    out = finished(launch(2, tmp_path, directory=str(tmp_path), steps=10, sharding=sharding))
+    wanted, found = history_of(alone), history_of(tmp_path / "last.safetensors")
+    assert len(wanted) == len(found) == 10
+    for one, two in zip(wanted, found):
+        assert one[:3] == two[:3]  # step, epoch, tokens
+        assert two[4] == pytest.approx(one[4], rel=1e-6)  # loss
+        assert two[5] == one[5]  # learning rate
+        assert two[6] == pytest.approx(one[6], rel=1e-5)  # norm of the gradient
+    evaluations = [read_header(p)["state"]["evaluations"] for p in
+                   (alone, tmp_path / "last.safetensors")]
+    assert [e[4] for e in evaluations[1]] == pytest.approx([e[4] for e in evaluations[0]], rel=1e-6)
+    assert out.count("wrote the last line") == 1  # one process speaks
+
+
+def test_the_epoch_does_not_divide_evenly():
+    """What the test above relies on: an odd number of batches, so one process gets a filler."""
+    from toy_training import distributed_batches
+
+    one, two = (distributed_batches(rank=0, world_size=n) for n in (1, 2))
+    assert len(one) % 2 == 1 and len(two) == len(one) // 2 + 1
+    fillers = [b for b in distributed_batches(rank=1, world_size=2) if b.num_tokens == 0]
+    assert len(fillers) == 1
+    counts = [b.num_tokens for b in one]
+    assert max(counts) > 2 * min(counts)  # so that a mean of means would show
+
+
+def test_a_killed_run_of_two_resumes_exactly(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    finished(launch(2, tmp_path, directory=str(whole), steps=12, dropout=0.2))
+    process = launch(2, tmp_path, directory=str(killed), steps=12, dropout=0.2, kill=[1, 5])
+    out, _ = process.communicate(timeout=400)
+    assert process.returncode != 0 and "SIGKILL" in out
+    reached = read_header(killed / "last.safetensors")["state"]["step"]
+    assert reached in (4, 5)
+    finished(launch(2, tmp_path, directory=str(killed), steps=12, dropout=0.2))
+    names = [0, 1, 2, 4, 5, 6]  # all but the seconds
+    wanted, found = (history_of(d / "last.safetensors") for d in (whole, killed))
+    assert [[r[i] for i in names] for r in found] == [[r[i] for i in names] for r in wanted]
+
+
+def test_a_run_of_two_goes_on_as_one(tmp_path):
+    """Without dropout nothing depends on the number of processes but the size of an update."""
+    from toy_training import distributed_run
+
+    finished(launch(2, tmp_path, directory=str(tmp_path), steps=3, accumulate=1))
+    header = read_header(tmp_path / "last.safetensors")["state"]
+    assert header["batches_of_epoch"] == 6
+    distributed_run({"directory": str(tmp_path), "steps": 5, "accumulate": 1})
+    rows = history_of(tmp_path / "last.safetensors")
+    assert [row[0] for row in rows] == [1, 2, 3, 4, 5]
+    assert rows[3][2] - rows[2][2] < rows[2][2] - rows[1][2]  # half as many batches an update
+
+
+def test_all_fail_when_the_writer_fails(tmp_path):
+    process = launch(2, tmp_path, directory=str(tmp_path / "run"), steps=10, fail_to_write=3)
+    out, _ = process.communicate(timeout=400)
+    assert process.returncode != 0
+    assert "process 0 failed with: No space left" in out
+    assert "process 1 failed with: process 0 failed while it wrote for all" in out
+    assert read_header(tmp_path / "run" / "last.safetensors")["state"]["step"] == 2
+
+
+def test_all_stop_when_one_is_asked_to(tmp_path):
+    out = finished(launch(2, tmp_path, directory=str(tmp_path), steps=50, interrupt=[1, 4]))
+    step = read_header(tmp_path / "last.safetensors")["state"]["step"]
+    assert 4 <= step < 50
+    assert out.count(f"stopped after {step}") == 2
+
+
+def test_the_command_runs_under_torchrun(tmp_path):
+    corpus = tmp_path / "toy.tsv"
+    words = "red green blue old new big small cat dog house".split()
+    pairs = [f"{a} {b}\t{a[::-1]} {b[::-1]}\n" for a in words for b in words]
+    corpus.write_text("".join(pairs))
+    arguments = ["--tsv", corpus, "--out", tmp_path / "run", "--preset", "tiny", "--d-model", 16,
+                 "--num-heads", 2, "--d-ff", 16, "--tokenizer", "word", "--vocab-size", 40,
+                 "--batch-size", 8, "--steps", 4, "--eval-every", 2, "--valid-share", 0.2,
+                 "--bleu-sentences", 3, "--device", "cpu", "--log-every", 1]  # fmt: skip
+    result = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "-m", "src.train", *map(str, arguments)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if "update" in line]
+    assert "2 × cpu" in result.stdout and [line.split(",")[0] for line in lines[-2:]] == [
+        "update 2", "update 4"
+    ]  # fmt: skip
+    assert [row[0] for row in history_of(tmp_path / "run" / "last.safetensors")] == [1, 2, 3, 4]
+
+
+# ---------------------------------------------------------------- without torchrun
+
+
+def test_one_process_needs_no_group():
+    with distributed.process_group():
+        assert not torch.distributed.is_initialized()
+    assert (distributed.rank(), distributed.world_size()) == (0, 1)
+    assert distributed.is_writer()
+    assert distributed.sum_over_ranks(1, 2.5) == [1.0, 2.5]
+    assert distributed.any_rank(True) and not distributed.any_rank(False)
+    state = torch.arange(3)
+    assert distributed.gather(state) == [state]
+    layer = torch.nn.Linear(2, 2)
+    assert distributed.wrap(layer) is layer
+    with pytest.raises(ValueError, match="sharding must be one of .* got 'zero'"):
+        distributed.wrap(layer, "zero")
+    with pytest.raises(OSError, match="no room"):
+        distributed.on_writer(lambda: (_ for _ in ()).throw(OSError("no room")))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_two_gpus_train(tmp_path, sharding):
+    finished(launch(2, tmp_path, directory=str(tmp_path), steps=5, sharding=sharding, device=None))
+    rows = history_of(tmp_path / "last.safetensors")
+    assert rows[-1][4] < rows[0][4]

@@ -1,0 +1,431 @@
+"""The commands `python -m src.train` and `python -m src.translate`, run for real on toy data."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from src import options as option_parsing
+from src import train, translate
+from src.checkpoints import read_header, save_checkpoint
+from src.data import Tokenizer
+from src.train_options import build_parser
+from src.training import TrainingConfig
+from src.transformer import Transformer, TransformerConfig
+
+ADJECTIVES = "red green blue old new big small".split()
+NOUNS = "cat dog house tree car bird man".split()
+VERBS = "sees likes has finds".split()
+SMALL = ["--preset", "tiny", "--d-model", "24", "--num-heads", "2", "--d-ff", "32",
+         "--tokenizer", "word", "--vocab-size", "60", "--batch-size", "32", "--lr", "0.003",
+         "--warmup", "20", "--valid-share", "0.1", "--test-share", "0.1", "--bleu-sentences", "8",
+         "--device", "cpu", "--no-tensorboard"]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """300 sentences in which every word is spelt backwards in the other language."""
+    generator = random.Random(0)
+    sentences = set()
+    while len(sentences) < 300:
+        words = [generator.choice(c) for c in (ADJECTIVES, NOUNS, VERBS, ADJECTIVES, NOUNS)]
+        sentences.add(" ".join(words[generator.randint(0, 2) :]))
+    path = tmp_path_factory.mktemp("corpus") / "toy.tsv"
+    lines = [f"{s}\t{' '.join(w[::-1] for w in s.split())}\n" for s in sorted(sentences)]
+    path.write_text("".join(lines))
+    return path
+
+
+def command(module, *arguments, **kwargs):
+    """Start the real command."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment.pop("RANK", None)
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *map(str, arguments)], text=True, env=environment,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kwargs,
+    )
+
+
+def finish(process, text=None):
+    out, err = process.communicate(text, timeout=300)
+    return process.returncode, out, err
+
+
+def call(module, *arguments):
+    """The same command in this process, which saves the start; returns its exit status."""
+    try:
+        return module.main([str(argument) for argument in arguments])
+    except SystemExit as leave:
+        return leave.code
+
+
+def losses(run):
+    history = read_header(run / "last.safetensors")["state"]["history"]
+    return [(row[0], row[4]) for row in history]
+
+
+@pytest.fixture(scope="session")
+def trained(corpus, tmp_path_factory):
+    """A run of 150 updates by the real command, and what it printed."""
+    run = tmp_path_factory.mktemp("runs") / "trained"
+    arguments = [a for a in SMALL if a != "--no-tensorboard"]
+    process = command("src.train", "--tsv", corpus, "--out", run, *arguments,
+                      "--steps", 150, "--eval-every", 50, "--log-every", 5)
+    status, out, err = finish(process)
+    assert status == 0, err
+    return run, out
+
+
+# ---------------------------------------------------------------- training
+
+
+def test_a_run_learns_and_says_so(trained):
+    run, out = trained
+    lines = out.splitlines()
+    assert "a new run in" in lines[0] and "1 × cpu" in lines[0]
+    assert [line.split(",")[0] for line in lines[1:4]] == ["update 50", "update 100", "update 150"]
+    evaluations = read_header(run / "last.safetensors")["state"]["evaluations"]
+    assert evaluations[-1][4] < 0.5 * evaluations[0][4]
+    assert evaluations[-1][5] > 30  # BLEU
+    result = json.loads((run / "test.json").read_text())
+    assert result["score"] > 30 and "case:lc" in result["signature"]
+    assert f"test BLEU {result['score']:.2f} on {result['sentences']} sentences" in lines[-1]
+
+
+def test_the_folder_of_a_run(trained):
+    run, _ = trained
+    names = {"best.safetensors", "config.json", "last.safetensors", "source.json", "target.json",
+             "tensorboard", "test.json"}
+    assert {path.name for path in run.iterdir()} == names
+    kept = json.loads((run / "config.json").read_text())
+    assert kept["d_model"] == 24 and kept["lr"] == 0.003 and kept["betas"] == [0.9, 0.98]
+    assert len(Tokenizer.from_file(run / "source.json")) == len(ADJECTIVES + NOUNS + VERBS) + 4
+
+
+def test_tensorboard_has_the_curves(trained):
+    run, _ = trained
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    curve = [(e.step, e.value) for e in events.Scalars("train/loss")]
+    assert [step for step, _ in curve] == list(range(5, 151, 5))
+    assert [value for _, value in curve] == pytest.approx([v for _, v in losses(run)], rel=1e-6)
+    assert [e.step for e in events.Scalars("valid/bleu")] == [50, 100, 150]
+
+
+def test_a_run_continues_with_its_own_settings(trained, capsys):
+    run, _ = trained
+    before = losses(run)
+    assert call(train, "--out", run, "--resume", "--steps", 155, "--no-tensorboard") == 0
+    assert "resumed after update 150" in capsys.readouterr().out
+    assert losses(run)[: len(before)] == before and losses(run)[-1][0] == 155
+
+
+def test_ctrl_c_saves_and_the_rest_is_exact(corpus, tmp_path):
+    steps = ["--steps", 40, "--eval-every", 2, "--log-every", 1]
+    arguments = ["--tsv", corpus, *SMALL, *steps]
+    assert finish(command("src.train", *arguments, "--out", tmp_path / "whole"))[0] == 0
+    process = command("src.train", *arguments, "--out", tmp_path / "cut")
+    for line in process.stdout:
+        if line.startswith("update 4"):
+            process.send_signal(signal.SIGINT)
+            break
+    status, out, err = finish(process)
+    assert status == 128 + signal.SIGINT
+    assert "all is saved, --resume goes on from here" in out and "Traceback" not in err
+    step = losses(tmp_path / "cut")[-1][0]
+    assert 4 <= step < 40
+    status, out, _ = finish(command("src.train", "--out", tmp_path / "cut", "--resume"))
+    assert status == 0 and f"resumed after update {step}" in out
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    whole, cut = ((tmp_path / n / "test.json").read_text() for n in ("whole", "cut"))
+    assert whole == cut
+
+
+def test_early_stop_on_request(corpus, tmp_path, capsys):
+    status = call(train, "--tsv", corpus, "--out", tmp_path / "run", *SMALL, "--epochs", 9,
+                  "--lr", "1e-12", "--patience", 2, "--eval-every", 3, "--best-by", "score")
+    assert status == 0
+    evaluations = read_header(tmp_path / "run" / "last.safetensors")["state"]["evaluations"]
+    assert len(evaluations) == 3 and "update 9," in capsys.readouterr().out
+
+
+def test_settings_from_a_file_are_overridden_by_flags(corpus, tmp_path):
+    toml = tmp_path / "settings.toml"
+    toml.write_text(
+        f'tsv = "{corpus}"\nout = "{tmp_path / "run"}"\nseed = 5\ntensorboard = false\n'
+        '[model]\npreset = "tiny"\nd_model = 12\nnum-heads = 2\nnorm_first = true\n'
+        '[training]\nsteps = 3\nlr = 1\nbetas = [0.5, 0.6]\n[data]\ntokenizer = "word"\n'
+        'vocab_size = 60\nbatch_size = 16\n'
+    )
+    assert call(train, "--config", toml, "--seed", 7, "--device", "cpu", "--clip", "none") == 0
+    kept = json.loads((tmp_path / "run" / "config.json").read_text())
+    expected = {"seed": 7, "d_model": 12, "norm_first": True, "lr": 1.0, "betas": [0.5, 0.6],
+                "batch_size": 16, "max_tokens": None, "clip": None, "label_smoothing": 0.1}
+    assert {name: kept[name] for name in expected} == expected
+    header = read_header(tmp_path / "run" / "last.safetensors")
+    assert header["config"]["norm_first"] and header["state"]["training"]["seed"] == 7
+    again = tmp_path / "again.json"
+    again.write_text(json.dumps({"out": str(tmp_path / "run"), "resume": True, "steps": 4}))
+    assert call(train, "--config", again, "--no-tensorboard") == 0
+    assert losses(tmp_path / "run")[-1][0] == 4
+
+
+def test_moses_and_subwords(corpus, tmp_path):
+    pairs = [line.split("\t") for line in corpus.read_text().splitlines()]
+    for side, name in enumerate(("toy.en", "toy.xx")):
+        (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in pairs))
+    status = call(train, "--moses", tmp_path / "toy.en", tmp_path / "toy.xx",
+                  "--out", tmp_path / "run", *SMALL, "--tokenizer", "subword",
+                  "--vocab-size", 300, "--steps", 2)
+    assert status == 0
+    tokenizer = Tokenizer.from_file(tmp_path / "run" / "source.json")
+    assert tokenizer.decode(tokenizer.encode("Big Cat?")) == "Big Cat?"
+
+
+def test_help_shows_every_option_with_its_default():
+    status, out, err = finish(command("src.train", "--help"))
+    assert status == 0 and err == ""
+    text = " ".join(out.split())
+    for name, value in build_parser("").defaults.items():
+        assert f"--{name.replace('_', '-')}" in text
+        if value not in (None, False, True) and not isinstance(value, tuple):
+            assert f"(default: {value})" in text, name
+    assert "(default: 0.9 0.98)" in text and "Updates until the peak (default: 4000)" in text
+    assert finish(command("src.translate", "--help"))[0] == 0
+
+
+def test_each_field_is_an_option_and_is_explained():
+    import dataclasses
+
+    parser = build_parser("")
+    for cls in (TrainingConfig, TransformerConfig):
+        texts = option_parsing.describe(cls)
+        for field in dataclasses.fields(cls):
+            assert texts[field.name], field.name
+            assert field.name in parser.defaults or field.name in train.DERIVED
+    assert "eval_every" in parser.defaults
+
+
+# ---------------------------------------------------------------- bad input to training
+
+
+def refused(capsys, message, *arguments):
+    """The command must leave with status 2 and one sentence on stderr."""
+    assert call(train, *arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1 and error.startswith(("src.train:", "python"))
+
+
+def test_bad_corpora_are_refused_in_a_sentence(tmp_path, capsys):
+    out = ["--out", tmp_path / "run", *SMALL, "--steps", 1]
+    bad = tmp_path / "bad.tsv"
+    refused(capsys, "absent.tsv: cannot be read, No such file", "--tsv", tmp_path / "absent.tsv",
+            *out)
+    bad.write_text("one\tuno\n\ttwo\n")
+    refused(capsys, "bad.tsv, line 2: the sentence is empty", "--tsv", bad, *out)
+    bad.write_bytes(b"one\tuno\ntwo\td\xf3s\n")
+    refused(capsys, "bad.tsv, line 2: not UTF-8", "--tsv", bad, *out)
+    bad.write_text("one\tuno\ntwo dos\n")
+    refused(capsys, "bad.tsv, line 2: needs 2 tab-separated columns", "--tsv", bad, *out)
+    bad.write_text("")
+    refused(capsys, "bad.tsv: the file is empty", "--tsv", bad, *out)
+    (tmp_path / "a").write_text("one\ntwo\n")
+    (tmp_path / "b").write_text("uno\n")
+    refused(capsys, "has 2 lines, but", "--moses", tmp_path / "a", tmp_path / "b", *out)
+    assert not (tmp_path / "run").exists()
+
+
+def test_bad_flags_are_refused_in_a_sentence(corpus, tmp_path, capsys):
+    base = ["--tsv", corpus, "--out", tmp_path / "run", *SMALL]
+    refused(capsys, "unrecognized arguments: --stepz 3", *base, "--stepz", 3)
+    refused(capsys, "argument --steps: invalid int value: 'many'", *base, "--steps", "many")
+    refused(capsys, "steps, epochs or seconds must be given", *base)
+    refused(capsys, "steps must be at least 1, got 0", *base, "--steps", 0)
+    refused(capsys, "num_heads must be a divisor of d_model 24, but is 5", *base, "--steps", 1,
+            "--num-heads", 5)
+    refused(capsys, "argument --preset: invalid choice: 'huge'", *base, "--preset", "huge")
+    refused(capsys, "one corpus must be given", "--out", tmp_path / "run", "--steps", 1)
+    refused(capsys, "one corpus must be given", *base, "--moses", "a", "b", "--steps", 1)
+    refused(capsys, "--out must say where to keep the run", "--tsv", corpus, "--steps", 1)
+    refused(capsys, "device must be usable here, but abacus is not", *base, "--steps", 1,
+            "--device", "abacus")
+    refused(capsys, "no training pair fits into max_len and max_tokens", *base, "--steps", 1,
+            "--max-len", 1)
+
+
+def test_bad_configuration_files_are_refused_in_a_sentence(tmp_path, capsys):
+    file = tmp_path / "c.toml"
+    refused(capsys, "c.toml: No such file or directory", "--config", file)
+    file.write_text("steps = = 3")
+    refused(capsys, "c.toml is not a configuration: ", "--config", file)
+    file.write_text("warmpu = 3")
+    refused(capsys, "unknown setting 'warmpu'; did you mean warmup?", "--config", file)
+    file.write_text("steps = 'many'")
+    refused(capsys, "argument --steps: invalid int value: 'many'", "--config", file)
+    file.write_text("steps = true")
+    refused(capsys, "steps must not be true or false", "--config", file)
+    file.write_bytes(b"out = '\xff'")
+    refused(capsys, "c.toml is not a configuration: 'utf-8' codec", "--config", file)
+    other = tmp_path / "c.json"
+    other.write_text("[1]")
+    refused(capsys, "c.json is not a configuration: it must hold an object", "--config", other)
+    third = tmp_path / "c.yaml"
+    third.write_text("steps: 1")
+    refused(capsys, "c.yaml must end with .toml or .json", "--config", third)
+
+
+def test_another_run_is_neither_overwritten_nor_resumed(trained, corpus, tmp_path, capsys):
+    run, _ = trained
+    before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    capsys.readouterr()
+    refused(capsys, "holds a run: add --resume, or choose another --out", "--tsv", corpus,
+            "--out", run, *SMALL, "--steps", 1)
+    refused(capsys, "another configuration: d_ff = 32 there and 64 here; lr = 0.003 there and 0.5",
+            "--out", run, "--resume", "--d-ff", 64, "--lr", 0.5)
+    other = tmp_path / "other.tsv"
+    other.write_text("".join(corpus.read_text().splitlines(keepends=True)[:-1]))
+    config = json.loads((run / "config.json").read_text())
+    refused(capsys, "tsv = ", "--out", run, "--resume", "--tsv", other)
+    assert {path: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+    assert config["tsv"] == str(corpus)
+
+
+def test_a_corpus_that_changed_is_noticed(corpus, tmp_path, capsys):
+    copy = tmp_path / "copy.tsv"
+    copy.write_text(corpus.read_text())
+    arguments = ["--tsv", copy, "--out", tmp_path / "run", *SMALL, "--bleu-sentences", 0]
+    assert call(train, *arguments, "--steps", 1) == 0
+    copy.write_text(corpus.read_text() + "the end\tdne eht\n")
+    capsys.readouterr()
+    refused(capsys, "the corpus has changed since the run", "--out", tmp_path / "run", "--resume",
+            "--steps", 2)
+
+
+def limited():
+    """In the child: no file may grow beyond 60 kB, as if the disk were full."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="resource limits are POSIX")
+def test_a_full_disk_ends_the_run_and_damages_nothing(corpus, tmp_path):
+    run = tmp_path / "run"
+    assert call(train, "--tsv", corpus, "--out", run, *SMALL, "--steps", 2) == 0
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    process = command("src.train", "--out", run, "--resume", "--steps", 4, preexec_fn=limited)
+    status, _, err = finish(process)
+    assert status == 2 and err.count("\n") == 1
+    assert err.startswith("src.train: ") and "safetensors: File too large" in err
+    after = {path.name: path.read_bytes() for path in run.iterdir()}
+    assert after.keys() == before.keys()
+    for name in ("last.safetensors", "best.safetensors", "source.json", "target.json"):
+        assert after[name] == before[name], name
+
+
+# ---------------------------------------------------------------- translating
+
+
+def test_translates_standard_input_in_order(trained):
+    run, _ = trained
+    text = "the old dog\n\nsmall tree has big house\nred cat\n"
+    status, out, err = finish(command("src.translate", "--run", run, "--device", "cpu"), text)
+    assert status == 0 and err == ""
+    lines = out.split("\n")
+    assert len(lines) == 5 and lines[1] == "" and lines[4] == ""
+    assert lines[2] and set(lines[2].split()) <= {w[::-1] for w in ADJECTIVES + NOUNS + VERBS}
+
+
+def test_translates_well_what_it_has_not_seen(trained, corpus, tmp_path, capsys):
+    run, _ = trained
+    (tmp_path / "in").write_text("blue man likes small tree\nold bird\n")
+    assert call(translate, "--run", run, "--input", tmp_path / "in", "--device", "cpu",
+                "--output", tmp_path / "out") == 0
+    found = (tmp_path / "out").read_text().split()
+    wanted = "eulb nam sekil llams eert dlo drib".split()
+    assert len(set(wanted) & set(found)) >= 4  # half-trained: most words, not all of them
+
+
+def test_nbest_with_scores_and_alignments(trained, tmp_path):
+    run, _ = trained
+    (tmp_path / "in").write_text("big dog\n\nsmall tree has big house\n")
+    options = ["--run", run, "--input", tmp_path / "in", "--output", tmp_path / "out",
+               "--device", "cpu", "--beam-size", 3]
+    assert call(translate, *options, "--nbest", 3, "--align", "--buffer", 2) == 0
+    rows = [line.split(" ||| ") for line in (tmp_path / "out").read_text().splitlines()]
+    assert [row[0] for row in rows] == ["0"] * 3 + ["1"] * 3 + ["2"] * 3
+    for start in (0, 6):
+        scores = [float(row[2]) for row in rows[start : start + 3]]
+        assert scores == sorted(scores, reverse=True) and scores[0] < 0
+        assert len({row[1] for row in rows[start : start + 3]}) == 3
+    for number, text, _, alignment in rows[:3] + rows[6:]:
+        pairs = [tuple(map(int, pair.split("-"))) for pair in alignment.split()]
+        assert [t for _, t in pairs] == list(range(len(text.split())))
+        assert all(0 <= s < (2 if number == "0" else 5) for s, _ in pairs)
+    assert call(translate, *options, "--scores") == 0
+    best = [line.split(" ||| ") for line in (tmp_path / "out").read_text().splitlines()]
+    assert [row[:2] for row in best if row[0]] == [rows[0][1:3], rows[6][1:3]]
+
+
+def refuses_to_translate(capsys, message, *arguments):
+    assert call(translate, *arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.fixture
+def stdout_kept(monkeypatch):
+    """`main` gives its standard output away after an error; the tests need theirs."""
+    monkeypatch.setattr(translate, "_discard_stdout", lambda: None)
+
+
+def test_bad_input_to_translation(trained, tmp_path, capsys, stdout_kept):
+    run, _ = trained
+    out = tmp_path / "out"
+    out.write_text("kept")
+    base = ["--run", run, "--output", out, "--device", "cpu"]
+    bad = tmp_path / "bad"
+    refuses_to_translate(capsys, "absent: No such file or directory", *base, "--input",
+                         tmp_path / "absent")
+    bad.write_bytes(b"old dog\nd\xf3g\n")
+    refuses_to_translate(capsys, "bad, line 2: not UTF-8, invalid continuation byte at byte 1",
+                         *base, "--input", bad)
+    bad.write_text("dog " * 300)
+    refuses_to_translate(capsys, "sentences[0] must have at most max_len = 128 tokens", *base,
+                         "--input", bad)
+    bad.write_text("old dog\n")
+    base += ["--input", bad]
+    refuses_to_translate(capsys, "num_return must be in [1, beam_size = 4], got 9", *base,
+                         "--nbest", 9)
+    refuses_to_translate(capsys, "batch_size must be at least 1, got 0", *base, "--batch-size", 0)
+    refuses_to_translate(capsys, "max_len must be at least 1, got 0", *base, "--max-len", 0)
+    refuses_to_translate(capsys, "--buffer must be at least 1, got 0", *base, "--buffer", 0)
+    refuses_to_translate(capsys, "unrecognized arguments: --fast", *base, "--fast")
+    refuses_to_translate(capsys, "--run must say where the trained model is", "--input", bad)
+    refuses_to_translate(capsys, "source.json: No such file", "--run", tmp_path)
+    refuses_to_translate(capsys, "No such checkpoint", *base, "--checkpoint", tmp_path / "no")
+    refuses_to_translate(capsys, "bad is not a checkpoint", *base, "--checkpoint", bad)
+    other = tmp_path / "other.safetensors"
+    model = Transformer(TransformerConfig.tiny(9, 8, d_model=12))
+    save_checkpoint(other, model, config=model.config.to_dict())
+    refuses_to_translate(capsys, "belongs to another run: its vocabularies have 9 and 8 tokens",
+                         *base, "--checkpoint", other)
+    assert out.read_text() == "kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "other.safetensors", "out"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_full_disk_behind_standard_output(trained):
+    run, _ = trained
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "src.translate", "--run", str(run), "--device", "cpu"],
+            input="old dog\n", stdout=full, stderr=subprocess.PIPE, text=True, timeout=120,
+        )
+    assert (result.returncode, result.stderr) == (2, "src.translate: No space left on device\n")
