@@ -88,6 +88,31 @@ def minibatches(
     return batches().__next__
 
 
+def look_back_batch(
+    batch_size: int, length: int, vocab_size: int, back: int, generator: torch.Generator
+) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
+    """Random ids and, as target of each, the id ``back`` places before it.
+
+    The simplest task that needs positions: which token is meant depends on distance alone.
+
+    Args:
+        batch_size: Sequences ``B``.
+        length: Tokens ``T`` in each.
+        vocab_size: Ids are 0 … ``vocab_size − 1``, all equally likely.
+        back: How far to look back, 1 … ``length − 1``; earlier targets are `IGNORED`.
+        generator: Draws the ids.
+
+    Raises:
+        ValueError: If ``back`` is out of range: no target would count.
+    """
+    if not 0 < back < length:
+        raise ValueError(f"back must lie in 1 … {length - 1} (the length minus 1), but is {back}")
+    ids = torch.randint(vocab_size, (batch_size, length), generator=generator)
+    targets = torch.full_like(ids, IGNORED)
+    targets[:, back:] = ids[:, :-back]
+    return ids, targets
+
+
 def fit(
     model: nn.Module,
     sample: Sample,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from src.classification import IGNORED, TokenClassifier, accuracy, fit, minibatches
+from src.classification import IGNORED, TokenClassifier, accuracy, fit, look_back_batch, minibatches
 from src.config import TransformerConfig
 
 
@@ -57,6 +57,19 @@ def test_minibatches_depend_on_the_generator_alone():
         return sample()[0]
 
     assert torch.equal(draw(3), draw(5))
+
+
+def test_look_back_targets_are_the_earlier_tokens():
+    ids, targets = look_back_batch(3, 7, 5, 2, torch.Generator().manual_seed(0))
+    assert ids.shape == targets.shape == (3, 7) and ids.min() == 0 and ids.max() == 4
+    for row in range(3):
+        assert targets[row].tolist() == [IGNORED, IGNORED, *ids[row, :5].tolist()]
+
+
+@pytest.mark.parametrize("back", [0, 7])
+def test_look_back_demands_a_target(back):
+    with pytest.raises(ValueError, match=rf"back must lie in 1 … 6 .*, but is {back}"):
+        look_back_batch(3, 7, 5, back, torch.Generator())
 
 
 def test_fit_learns_and_leaves_ignored_targets_alone():
