@@ -4,7 +4,7 @@
   returns: ledger and corrections from the notebooks' experiments, chapters from their titles, the
   package's reference from its modules. So none of them can drift from what it tells of.
 * Each box of a claim becomes a target, so that `{ref}` reaches it as `claim-10-3-5`.
-* Ids that sphinx-exercise repeats on a page are removed.
+* Ids that sphinx-exercise repeats on a page are numbered.
 * What `tools/notebooks.py` finds wrong with a notebook becomes a warning, and `-W` an error.
 """
 
@@ -135,10 +135,12 @@ def label_boxes(app, doctree: nodes.document) -> None:
             domain.anonlabels[label] = (docname, label)
 
 
-def drop_repeated_ids(app, doctree: nodes.document) -> None:
-    """Remove the ids that sphinx-exercise gives to the contents of every exercise alike."""
-    for section in doctree.findall(nodes.section):
-        section["ids"] = [i for i in section["ids"] if not REPEATED_ID.fullmatch(i)]
+def number_repeated_ids(app, doctree: nodes.document) -> None:
+    """Number the ids that sphinx-exercise gives to the contents of every exercise alike."""
+    for number, section in enumerate(doctree.findall(nodes.section)):
+        section["ids"] = [
+            f"{i}-{number}" if REPEATED_ID.fullmatch(i) else i for i in section["ids"]
+        ]
 
 
 def warn_of_problems(app, env, docnames) -> None:
@@ -158,5 +160,5 @@ def setup(app):
     app.connect("source-read", generate)
     app.connect("env-before-read-docs", warn_of_problems)
     app.connect("doctree-read", label_boxes)
-    app.connect("doctree-read", drop_repeated_ids)
+    app.connect("doctree-read", number_repeated_ids)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
