@@ -129,8 +129,9 @@ def translate_nbest(
     Raises:
         ValueError: If a number is out of range, or a sentence is longer than the model takes.
     """
-    for name, value in (("batch_size", batch_size), ("max_tokens", max_tokens)):
-        if value < 1:
+    numbers = {"batch_size": batch_size, "max_tokens": max_tokens, "max_len": max_len}
+    for name, value in numbers.items():
+        if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     if not 1 <= num_return <= beam_size:
         raise ValueError(f"num_return must be in [1, beam_size = {beam_size}], got {num_return}")

@@ -23,8 +23,8 @@ ADJECTIVES = "red green blue old new big small".split()
 NOUNS = "cat dog house tree car bird man".split()
 VERBS = "sees likes has finds".split()
 SMALL = ["--preset", "tiny", "--d-model", "24", "--num-heads", "2", "--d-ff", "32",
-         "--tokenizer", "word", "--vocab-size", "60", "--batch-size", "32", "--lr", "0.003",
-         "--warmup", "20", "--valid-share", "0.1", "--test-share", "0.1", "--bleu-sentences", "8",
+         "--tokenizer", "word", "--vocab-size", "60", "--batch-size", "32", "--lr", "0.006",
+         "--warmup", "30", "--dropout", "0", "--valid-share", "0.1", "--test-share", "0.1", "--bleu-sentences", "8",
          "--device", "cpu", "--no-tensorboard"]  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def test_the_folder_of_a_run(trained):
              "tensorboard", "test.json"}
     assert {path.name for path in run.iterdir()} == names
     kept = json.loads((run / "config.json").read_text())
-    assert kept["d_model"] == 24 and kept["lr"] == 0.003 and kept["betas"] == [0.9, 0.98]
+    assert kept["d_model"] == 24 and kept["lr"] == 0.006 and kept["betas"] == [0.9, 0.98]
     assert len(Tokenizer.from_file(run / "source.json")) == len(ADJECTIVES + NOUNS + VERBS) + 4
 
 
@@ -286,7 +286,7 @@ def test_another_run_is_neither_overwritten_nor_resumed(trained, corpus, tmp_pat
     capsys.readouterr()
     refused(capsys, "holds a run: add --resume, or choose another --out", "--tsv", corpus,
             "--out", run, *SMALL, "--steps", 1)
-    refused(capsys, "another configuration: d_ff = 32 there and 64 here; lr = 0.003 there and 0.5",
+    refused(capsys, "another configuration: d_ff = 32 there and 64 here; lr = 0.006 there and 0.5",
             "--out", run, "--resume", "--d-ff", 64, "--lr", 0.5)
     other = tmp_path / "other.tsv"
     other.write_text("".join(corpus.read_text().splitlines(keepends=True)[:-1]))
@@ -349,7 +349,7 @@ def test_translates_well_what_it_has_not_seen(trained, corpus, tmp_path, capsys)
                 "--output", tmp_path / "out") == 0
     found = (tmp_path / "out").read_text().split()
     wanted = "eulb nam sekil llams eert dlo drib".split()
-    assert len(set(wanted) & set(found)) >= 4  # half-trained: most words, not all of them
+    assert len(set(wanted) & set(found)) >= 6
 
 
 def test_nbest_with_scores_and_alignments(trained, tmp_path):
