@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from src.interop import (
+    _marian_state,
     from_d2l_attention,
     from_marian,
     from_torch_attention,
@@ -78,6 +79,24 @@ def test_layers_keep_their_settings(kind, activation):
     x = torch.linspace(-3, 3, 5)
     wanted = torch.relu(x) if "relu" in str(activation).lower() else nn.functional.gelu(x)
     assert torch.equal(ours.feed_forward.activation(x), wanted)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_a_layer_gives_the_same_answer(norm_first):
+    theirs = scrambled(layer("encoder", dropout=0.0, norm_first=norm_first)).double()
+    x = torch.randn(3, 7, D, dtype=torch.float64)
+    ours = from_torch_encoder_layer(theirs)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-12)
+
+
+def test_marians_projections_keep_their_order():
+    names = [f"model.encoder.layers.0.self_attn.{part}_proj" for part in "qkv"]
+    state = {f"{n}.weight": torch.full((2, 2), float(i)) for i, n in enumerate(names)}
+    state |= {f"{n}.bias": torch.full((2,), float(i)) for i, n in enumerate(names)}
+    ours = _marian_state(state)
+    assert ours["encoder.layers.0.self_attention.in_proj.bias"].tolist() == [0, 0, 1, 1, 2, 2]
+    weight = ours["encoder.layers.0.self_attention.in_proj.weight"]
+    assert weight[:, 0].tolist() == [0, 0, 1, 1, 2, 2] and len(ours) == 2
 
 
 @pytest.mark.parametrize("kind", CONVERT)

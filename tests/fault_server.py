@@ -1,0 +1,59 @@
+"""Runs tests on faulty copies of the package, each in a process of its own.
+
+Importing PyTorch takes longer than any of these tests, so it is imported once, here, and every
+run is a fork of this process. The package itself is imported in the forks only.
+
+Reads one JSON line a run, ``[folder, [test, …]]``; answers with the exit status of pytest, whose
+output goes to ``folder/log.txt``.
+"""
+
+import json
+import os
+import resource
+import sys
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # a plugin could import the real package
+sys.dont_write_bytecode = True
+
+import hypothesis  # noqa: E402, F401
+import jaxtyping  # noqa: E402, F401
+import matplotlib.pyplot  # noqa: E402, F401
+import pytest  # noqa: E402
+import torch  # noqa: E402, F401
+
+LIMIT = 120  # seconds of computing: a fault may well make a loop endless
+
+
+def run(folder: str, tests: list[str]) -> int:
+    """Run ``tests`` in ``folder``, where a copy of the package lies, and end this process."""
+    log = os.open(os.path.join(folder, "log.txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT))
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    status = pytest.main(["-q", "-c", "pytest.ini", "-p", "no:cacheprovider", *tests])
+    import src  # after the tests: was it the copy that they met?
+
+    sys.stdout.flush()
+    return int(status) if src.__file__.startswith(os.path.realpath(folder)) else 99
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    assert "src" not in sys.modules
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            status = 98
+            try:
+                status = run(*json.loads(line))
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+if __name__ == "__main__":
+    main()
