@@ -6,10 +6,7 @@ states. Embedding and context enter the decoder's GRU together, and its state an
 the logits together.
 """
 
-import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,102 +15,11 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from src.functional import masked_softmax
 from src.masks import padding_mask
+from src.recurrent_config import RecurrentConfig
 from src.scoring import AdditiveScore, BilinearScore, DotScore, ScaledDotScore
 
 __all__ = ["AttentionSeq2Seq", "DecoderState", "RecurrentConfig", "RecurrentEncoder",
            "RecurrentStepper", "Seq2Seq"]  # fmt: skip
-
-SCORERS = ("additive", "bilinear", "dot", "scaled_dot")
-QUERIES = ("previous", "current")
-
-
-@dataclass(frozen=True)
-class RecurrentConfig:
-    """Everything that decides a recurrent model's shape and arithmetic.
-
-    Args:
-        src_vocab_size: Number of source ids.
-        tgt_vocab_size: Number of target ids.
-        d_embed: Width of an embedding, on both sides.
-        d_encoder: Width of an encoder state, that is, of a key, a value and a context.
-        d_decoder: Units of the decoder's GRU, the width of a query; need not be the encoder's.
-        bidirectional: Read the source in both directions; each makes half of ``d_encoder``.
-        num_encoder_layers: Layers of the encoder, ≥ 1.
-        num_decoder_layers: Layers of the decoder, ≥ 1.
-        dropout: On embeddings, between layers and before the logits.
-        scorer: With attention: ``"additive"`` (Bahdanau's), ``"bilinear"``, or, where
-            ``d_encoder`` and ``d_decoder`` are equal, ``"dot"`` or ``"scaled_dot"``.
-        d_score: Hidden width of the additive scorer.
-        query_from: With attention: the decoder state whose context makes the logits of step t,
-            that of step t − 1 (``"previous"``) or that of step t (``"current"``).
-        pad_id: Id of padding, on both sides.
-        bos_id: Id that starts a target.
-        eos_id: Id that ends a target.
-
-    Raises:
-        ValueError: If a field is out of its range; the message names it.
-    """
-
-    src_vocab_size: int
-    tgt_vocab_size: int
-    d_embed: int = 128
-    d_encoder: int = 256
-    d_decoder: int = 256
-    bidirectional: bool = False
-    num_encoder_layers: int = 1
-    num_decoder_layers: int = 1
-    dropout: float = 0.1
-    scorer: str = "additive"
-    d_score: int = 128
-    query_from: str = "previous"
-    pad_id: int = 0
-    bos_id: int = 1
-    eos_id: int = 2
-
-    def __post_init__(self) -> None:
-        """Refuse what no model could be built from."""
-        for name in (
-            "src_vocab_size", "tgt_vocab_size", "d_embed", "d_encoder", "d_decoder",
-            "num_encoder_layers", "num_decoder_layers", "d_score",
-        ):  # fmt: skip
-            self._demand(name, getattr(self, name) >= 1, "at least 1")
-        self._demand(
-            "d_encoder", not self.bidirectional or self.d_encoder % 2 == 0,
-            "even where the encoder is bidirectional",
-        )  # fmt: skip
-        self._demand("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
-        self._demand("scorer", self.scorer in SCORERS, f"one of {', '.join(SCORERS)}")
-        self._demand("query_from", self.query_from in QUERIES, f"one of {', '.join(QUERIES)}")
-        self._demand(
-            "scorer", self.d_encoder == self.d_decoder or self.scorer in ("additive", "bilinear"),
-            f"additive or bilinear where d_encoder ({self.d_encoder}) and d_decoder "
-            f"({self.d_decoder}) differ",
-        )  # fmt: skip
-        for name in ("pad_id", "bos_id", "eos_id"):
-            self._demand(
-                name, 0 <= getattr(self, name) < self.tgt_vocab_size,
-                f"an id of the target vocabulary, 0 … {self.tgt_vocab_size - 1}",
-            )  # fmt: skip
-
-    def _demand(self, name: str, fits: bool, rule: str) -> None:
-        if not fits:
-            raise ValueError(f"{name} must be {rule}, but is {getattr(self, name)!r}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields by name, ready for JSON."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Self:
-        """Build from names and values; what is left out takes its default.
-
-        Raises:
-            ValueError: If a name is not a field, or a value is out of its range.
-        """
-        unknown = sorted(set(fields) - {field.name for field in dataclasses.fields(cls)})
-        if unknown:
-            raise ValueError(f"unknown field of {cls.__name__}: {', '.join(unknown)}")
-        return cls(**fields)
 
 
 class RecurrentEncoder(nn.Module):
@@ -217,7 +123,9 @@ class Seq2Seq(nn.Module):
         )  # fmt: skip
         self.output = nn.Linear(config.d_decoder + config.d_encoder, config.tgt_vocab_size)
 
-    def forward(self, src: Int[Tensor, "B S"], tgt: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
+    def forward(
+        self, src: Int[Tensor, "B S"], tgt: Int[Tensor, "B2 T"]
+    ) -> Float[Tensor, "B2 T V"]:
         """Logits of the next token after every prefix of ``tgt``: training's view.
 
         Args:
@@ -228,10 +136,7 @@ class Seq2Seq(nn.Module):
             ValueError: If a batch is empty, the rows differ in number, a source row is padding
                 alone, or an id lies outside its vocabulary.
         """
-        if len(src) != len(tgt):
-            raise ValueError(
-                f"src and tgt must have as many rows, but have {len(src)} and {len(tgt)}"
-            )
+        _check_rows(src, tgt)
         return self.advance(tgt, self.start(src))[0]
 
     def start(self, src: Int[Tensor, "B S"]) -> DecoderState:
@@ -308,8 +213,8 @@ class AttentionSeq2Seq(Seq2Seq):
 
     @torch.no_grad()
     def attention_maps(
-        self, src: Int[Tensor, "B S"], tgt: Int[Tensor, "B T"]
-    ) -> Float[Tensor, "B T S"]:
+        self, src: Int[Tensor, "B S"], tgt: Int[Tensor, "B2 T"]
+    ) -> Float[Tensor, "B2 T S"]:
         """The weights of the context that makes each step's logits.
 
         Row t belongs to the token *after* ``tgt[:, t]``. Take them in ``eval()`` mode.
@@ -317,16 +222,11 @@ class AttentionSeq2Seq(Seq2Seq):
         Raises:
             ValueError: As `forward`.
         """
-        if len(src) != len(tgt):
-            raise ValueError(
-                f"src and tgt must have as many rows, but have {len(src)} and {len(tgt)}"
-            )
+        _check_rows(src, tgt)
         _check_ids("tgt", tgt, self.embedding)
-        state = self.start(src)
-        states = [state]
+        states = [self.start(src)]
         for token in tgt.split(1, dim=1):
-            _, state = self.advance(token, state)
-            states.append(state)
+            states.append(self.advance(token, states[-1])[1])
         current = self.config.query_from == "current"
         used = states[1:] if current else states[:-1]
         return torch.cat([state.weights for state in used], dim=1)
@@ -335,8 +235,8 @@ class AttentionSeq2Seq(Seq2Seq):
         self, embedded: Float[Tensor, "B T X"], state: DecoderState
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T E"], DecoderState]:
         """Step by step: the context of each step depends on the state before it."""
-        hidden, context, weights, *source = state
-        outputs, contexts = [], [context.unsqueeze(1)]
+        hidden, first, weights, *source = state
+        outputs, contexts = [], [first.unsqueeze(1)]
         for token in embedded.split(1, dim=1):
             output, hidden = self.rnn(torch.cat([token, contexts[-1]], dim=-1), hidden)
             context, weights = self._attend(output, *source)
@@ -393,13 +293,17 @@ def _gru(
 
 
 def _scorer(config: RecurrentConfig) -> nn.Module:
-    makers: dict[str, Callable[[], nn.Module]] = {
-        "additive": lambda: AdditiveScore(config.d_decoder, config.d_encoder, config.d_score),
-        "bilinear": lambda: BilinearScore(config.d_decoder, config.d_encoder),
-        "dot": DotScore,
-        "scaled_dot": ScaledDotScore,
-    }
-    return makers[config.scorer]()
+    widths = (config.d_decoder, config.d_encoder)
+    if config.scorer == "additive":
+        return AdditiveScore(*widths, config.d_score)
+    if config.scorer == "bilinear":
+        return BilinearScore(*widths)
+    return {"dot": DotScore, "scaled_dot": ScaledDotScore}[config.scorer]()
+
+
+def _check_rows(src: Tensor, tgt: Tensor) -> None:
+    if len(src) != len(tgt):
+        raise ValueError(f"src and tgt must have as many rows, but have {len(src)} and {len(tgt)}")
 
 
 def _check_ids(name: str, ids: Tensor, embedding: nn.Embedding) -> None:
