@@ -101,8 +101,7 @@ def run(settings: Settings, splits: Splits) -> dict[str, Any]:
             model, trained = _train(model_name, settings, splits, src_tok, tgt_tok, seed)
             scores = _score(model, splits.test, members, len(names), src_tok, tgt_tok)
             runs.append({"model": model_name, "seed": seed, **trained, **scores})
-            print(f"{model_name} seed {seed}: BLEU {scores['bleu']:.1f} "
-                  f"by length {scores['bleu_by_length']} in {trained['seconds']:.0f} s", flush=True)  # fmt: skip
+            print(model_name, "seed", seed, scores, f"in {trained['seconds']:.0f} s", flush=True)
     return {
         "settings": asdict(settings),
         "sizes": {
@@ -188,7 +187,9 @@ def _mean_spread(values: Sequence[float]) -> list[float]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the experiment and save it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--toy", action="store_true", help="tiny sizes, made-up sentences; saved only with --out")
+    parser.add_argument(
+        "--toy", action="store_true", help="tiny sizes, made-up sentences; saved only with --out"
+    )
     parser.add_argument("--steps", type=int, help="updates of each model")
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds, one run of each model each")
     parser.add_argument("--out", type=Path, help="folder for the result; default: the package's")

@@ -171,8 +171,9 @@ class Seq2Seq(nn.Module):
     def _first_hidden(self, last: Float[Tensor, "B E"]) -> Float[Tensor, "L B D"]:
         """Bahdanau et al. 2015, appendix A.2.2: tanh of a linear map."""
         hidden = torch.tanh(self.bridge(last))
-        # (B, L·D) -> (L, B, D)
-        return hidden.unflatten(1, (self.config.num_decoder_layers, -1)).transpose(0, 1).contiguous()
+        # (B, L·D) -> (B, L, D) -> (L, B, D)
+        hidden = hidden.unflatten(1, (self.config.num_decoder_layers, -1))
+        return hidden.transpose(0, 1).contiguous()
 
     def _run(
         self, embedded: Float[Tensor, "B T X"], state: DecoderState
@@ -194,9 +195,9 @@ class AttentionSeq2Seq(Seq2Seq):
     Args:
         config: Shape and arithmetic.
 
-    Source: Bahdanau et al. 2015, §3.1, here without the maxout layer before the logits, and with a bidirectional
-    encoder only if the configuration says so. ``"current"``: Luong et
-    al. 2015, §3.1, with the input feeding of §3.3.
+    Source: Bahdanau et al. 2015, §3.1, here without the maxout layer before the logits, and with
+    a bidirectional encoder only if the configuration says so. ``"current"``: Luong et al. 2015,
+    §3.1, with the input feeding of §3.3.
     """
 
     def __init__(self, config: RecurrentConfig) -> None:
