@@ -78,7 +78,7 @@ def process_group(timeout_s: float = 1800.0) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def sum_over_ranks(*values: float) -> list[float]:
+def sum_over_ranks(*values: int | float) -> list[float]:
     """Add up each value over all processes, in float64."""
     if world_size() == 1:
         return [float(value) for value in values]

@@ -15,8 +15,8 @@ OPTIMIZERS = ("adam", "adamw")
 
 
 def token_loss(
-    logits: Float[Tensor, "B T V"],
-    targets: Int[Tensor, "B T"],
+    logits: Float[Tensor, "*positions V"],
+    targets: Int[Tensor, "*positions"],
     pad_id: int,
     label_smoothing: float = 0.0,
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
@@ -26,9 +26,9 @@ def token_loss(
     of the joined batch, whatever their padding; means of batches do not.
 
     Args:
-        logits: Scores of the next token, any float dtype. The loss is computed in float32 at
-            least.
-        targets: Right answers (B, T), int64; ``pad_id`` where there is none.
+        logits: Scores of the next token, (B, T, V) or packed (N, V), any float dtype. The loss is
+            computed in float32 at least.
+        targets: Right answers (B, T) or (N,), int64; ``pad_id`` where there is none.
         pad_id: Id of the padding: these positions add nothing to sum or count.
         label_smoothing: Share ε of the probability spread evenly over the vocabulary,
             0 ≤ ε < 1.
@@ -46,7 +46,7 @@ def token_loss(
         raise TypeError(f"targets must be int64, got {targets.dtype}")
     if targets.shape != logits.shape[:-1]:
         raise ValueError(
-            f"targets must have shape (B, T) = {tuple(logits.shape[:-1])} as logits have, "
+            f"targets must have shape {tuple(logits.shape[:-1])}, as logits have, "
             f"got {tuple(targets.shape)}"
         )
     if not 0.0 <= label_smoothing < 1.0:
@@ -55,7 +55,7 @@ def token_loss(
     # size (B, T, V) is the result, which backward needs anyway. `F.cross_entropy` would stay in
     # half precision, and `.float()` before it would be one more copy.
     wide = torch.promote_types(logits.dtype, torch.float32)
-    log_probs = F.log_softmax(logits.flatten(0, 1), dim=-1, dtype=wide)
+    log_probs = F.log_softmax(logits.flatten(0, -2), dim=-1, dtype=wide)
     flat = targets.flatten()
     real = flat != pad_id
     total = F.nll_loss(log_probs, flat, ignore_index=pad_id, reduction="sum")

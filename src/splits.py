@@ -7,7 +7,7 @@ tested with another, the test asks for what was learnt. So a sentence stands on 
 import hashlib
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from src.corpora import Pair
@@ -97,30 +97,60 @@ def _uniform(text: str) -> float:
     return (int.from_bytes(digest, "big") >> 11) / 2**53
 
 
-def easy_subset(splits: Splits, num_words: int = 800, max_tokens: int = 8) -> Splits:
+def easy_subset(
+    splits: Splits,
+    num_words: int = 800,
+    max_tokens: int = 8,
+    *,
+    num_target_words: int | None = None,
+    max_target_tokens: int | None = None,
+) -> Splits:
     """Choose the pairs that a small model learns in a minute on a CPU.
 
     Kept is a pair whose English sentence has at most ``max_tokens`` tokens (words and
     punctuation marks), all of them among the ``num_words`` most frequent of the *training* side.
-    Nothing is asked of the translation.
+    The same can be asked of the translation.
 
     Args:
         splits: The sides of `split_pairs`.
         num_words: Number of English words.
         max_tokens: Most tokens of an English sentence.
+        num_target_words: Number of words of the translations; None allows all.
+        max_target_tokens: Most tokens of a translation; None allows any number.
 
     Raises:
-        ValueError: If ``num_words`` or ``max_tokens`` is below 1.
+        ValueError: If a number is below 1.
     """
-    for name, value in (("num_words", num_words), ("max_tokens", max_tokens)):
-        if value < 1:
+    limits = {
+        "num_words": num_words, "max_tokens": max_tokens,
+        "num_target_words": num_target_words, "max_target_tokens": max_target_tokens,
+    }  # fmt: skip
+    for name, value in limits.items():
+        if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, but is {value}")
-    counts = Counter(token for source, _ in splits.train for token in split_words(source))
-    frequent = set(sorted(counts, key=lambda token: (-counts[token], token))[:num_words])
-
-    def is_easy(pair: Pair) -> bool:
-        tokens = split_words(pair.source)
-        return len(tokens) <= max_tokens and frequent.issuperset(tokens)
-
+    easy_source = _is_easy((pair.source for pair in splits.train), num_words, max_tokens)
+    easy_target = _is_easy(
+        (pair.target for pair in splits.train), num_target_words, max_target_tokens
+    )
     sides = (splits.train, splits.valid, splits.test)
-    return Splits(*(list(filter(is_easy, side)) for side in sides))
+    return Splits(
+        *([p for p in side if easy_source(p.source) and easy_target(p.target)] for side in sides)
+    )
+
+
+def _is_easy(
+    training: Iterable[str], num_words: int | None, max_tokens: int | None
+) -> Callable[[str], bool]:
+    """Make the test whether a sentence is short and made of words frequent in ``training``."""
+    counts = Counter(token for sentence in training for token in split_words(sentence))
+    # Ties are broken by the word itself, so that the choice is the same everywhere.
+    ranked = sorted(counts, key=lambda token: (-counts[token], token))
+    frequent = None if num_words is None else set(ranked[:num_words])
+
+    def is_easy(sentence: str) -> bool:
+        tokens = split_words(sentence)
+        return (max_tokens is None or len(tokens) <= max_tokens) and (
+            frequent is None or frequent.issuperset(tokens)
+        )
+
+    return is_easy

@@ -270,6 +270,7 @@ class TransformerStepper:
     @torch.no_grad()
     def __init__(self, model: Transformer, src: Tensor, max_len: int | None = None) -> None:
         self.model = model
+        self.device = src.device  # where tokens are wanted
         self.cache = model.new_cache(src, max_len)
 
     @torch.no_grad()

@@ -1,5 +1,6 @@
 """One update of the weights from several batches, in one process or many, in any precision."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import inf
@@ -17,11 +18,12 @@ class Updater:
     """Model, optimizer, schedule and loss scale: what changes with each update.
 
     Each update takes a group of batches in each process, adds up all their losses and divides
-    by the number of all their real tokens. So one batch of 4·B sentences, four batches of B, and four processes with B
-    each move the weights alike, however long their sentences are.
+    by the number of all their real tokens. So one batch of 4·B sentences, four batches of B, and
+    four processes with B each move the weights alike, however long their sentences are.
 
     Args:
-        model: Trained in place; moved to ``device``.
+        model: Trained in place; moved to ``device``. If its ``forward`` takes ``targets``, it is
+            given them and returns the logits of the real ones alone.
         config: How to train.
         pad_id: Padding of the targets.
         device: Where to train.
@@ -54,6 +56,7 @@ class Updater:
             raise ValueError("precision must not be float16 with fsdp: use bfloat16")
         self.config, self.pad_id, self.device = config, pad_id, device
         self.model = model.to(device)
+        self.packs = "targets" in inspect.signature(self.model.forward).parameters
         self.wrapped = distributed.wrap(self.model, sharding)
         self.optimizer = make_optimizer(
             self.model, config.optimizer,
@@ -95,9 +98,14 @@ class Updater:
 
     def _loss(self, batch: Any) -> Tensor:
         batch = batch.to(self.device)
+        targets = batch.tgt_out
         with self.autocast():
-            logits = self.wrapped(batch.src, batch.tgt_in)
-        return token_loss(logits, batch.tgt_out, self.pad_id, self.config.label_smoothing)[0]
+            if self.packs:
+                logits = self.wrapped(batch.src, batch.tgt_in, targets)
+                targets = targets[targets != self.pad_id]
+            else:
+                logits = self.wrapped(batch.src, batch.tgt_in)
+        return token_loss(logits, targets, self.pad_id, self.config.label_smoothing)[0]
 
     def _step(self) -> None:
         self.scaler.unscale_(self.optimizer)

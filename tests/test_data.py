@@ -162,6 +162,17 @@ def test_easy_subset_takes_its_words_from_the_training_side_alone():
     assert easy == Splits(train[:2], [], [Pair("b.", "6")])
 
 
+def test_easy_subset_can_ask_for_easy_translations_too():
+    train = [Pair("a.", "x y."), Pair("a.", "x y z."), Pair("a.", "x x."), Pair("a.", "q.")]
+    test = [Pair("a.", "x."), Pair("a.", "w.")]
+    easy = easy_subset(
+        Splits(train, [], test), 9, 9, num_target_words=3, max_target_tokens=3
+    )  # the words are ".", "x" and "y", and "x y z." is too long besides
+    assert easy == Splits([train[0], train[2]], [], [Pair("a.", "x.")])
+    with pytest.raises(ValueError, match="num_target_words must be at least 1, but is 0"):
+        easy_subset(Splits([], [], []), num_target_words=0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [((0, 8), "num_words must be at least 1, but is 0"),

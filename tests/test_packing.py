@@ -1,8 +1,12 @@
 """Packing: the same numbers, without padding."""
 
+from copy import deepcopy
+
 import pytest
 import torch
+from src.batches import Batch
 from src.packing import Packing
+from src.training import Trainer, TrainingConfig
 from src.transformer import Transformer, TransformerConfig
 from torch.testing import assert_close
 
@@ -69,3 +73,28 @@ def test_targets_of_another_shape_are_refused(unchecked):
     model = Transformer(TransformerConfig.tiny(11, 13, d_model=12, num_heads=2))
     with pytest.raises(ValueError, match="targets must have the shape of tgt"):
         model(SRC, TGT, TGT[:, 1:])
+
+
+def test_a_batch_without_any_real_target_has_no_logits_and_no_gradient():
+    model = Transformer(TransformerConfig.tiny(11, 13, d_model=12, num_heads=2))
+    logits = model(SRC[:1], torch.tensor([[1]]), torch.tensor([[0]]))
+    assert logits.shape == (0, 13)
+    logits.sum().backward()
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+def test_training_with_packing_moves_the_weights_as_without():
+    torch.manual_seed(0)
+    config = TrainingConfig(steps=2, lr=1e-2, warmup=1, label_smoothing=0.1)
+    packed = Transformer(
+        TransformerConfig.tiny(11, 13, d_model=12, num_heads=2, dropout=0.0)
+    ).double()
+    padded = deepcopy(packed)
+    padded.forward = lambda src, tgt: Transformer.forward(padded, src, tgt)
+    losses = [
+        Trainer(model, [Batch(SRC, TGT)], config, pad_id=0, device="cpu", progress=False).fit()
+        for model in (packed, padded)
+    ]
+    assert losses[0][-1].loss == pytest.approx(losses[1][-1].loss, abs=1e-10)
+    for a, b in zip(packed.parameters(), padded.parameters(), strict=True):
+        assert_close(a, b, rtol=0, atol=1e-9)

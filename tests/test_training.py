@@ -110,7 +110,7 @@ def test_half_precision_logits_are_summed_in_float32():
 
 def test_token_loss_refuses_what_it_cannot_mean(unchecked):
     logits = torch.randn(2, 3, 5)
-    with pytest.raises(ValueError, match=r"targets must have shape \(B, T\) = \(2, 3\).*\(3, 2\)"):
+    with pytest.raises(ValueError, match=r"targets must have shape \(2, 3\).*\(3, 2\)"):
         token_loss(logits, torch.zeros(3, 2, dtype=torch.int64), 0)
     with pytest.raises(TypeError, match="targets must be int64, got torch.int32"):
         token_loss(logits, torch.zeros(2, 3, dtype=torch.int32), 0)
