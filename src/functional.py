@@ -41,8 +41,9 @@ def masked_softmax(
     if mask is None:
         return wide.softmax(dim=-1).to(scores.dtype)
     check_mask(mask, scores.shape)
-    # The order matters: a row of −inf alone would be NaN after the softmax, and its gradient
-    # would stay NaN whatever is done afterwards. So empty rows are filled with zeros before it.
+    # A row of −inf alone has a softmax of NaN. The last fill would hide it, and the first would
+    # stop its gradient, but anomaly detection would rightly halt in between. So empty rows are
+    # filled with zeros before the softmax.
     empty = ~mask.any(dim=-1, keepdim=True)
     wide = wide.masked_fill(~mask, float("-inf")).masked_fill(empty, 0.0)
     return wide.softmax(dim=-1).masked_fill(empty, 0.0).to(scores.dtype)
