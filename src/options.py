@@ -137,7 +137,8 @@ def describe(cls: type) -> dict[str, str]:
     """Name → text of each entry under ``Args:`` in a Google-style docstring."""
     lines = inspect.getdoc(cls) or ""
     section = re.search(r"^Args:\n((?:    .*\n|\n)*)", lines + "\n", re.MULTILINE)
-    entries = re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", section[1], re.MULTILINE) if section else []
+    text = section[1] if section else ""
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", text, re.MULTILINE)
     return {name: " ".join(text.replace("`", "").split()) for name, text in entries}
 
 

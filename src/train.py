@@ -1,4 +1,4 @@
-"""Train a Transformer to translate: ``python -m src.train --tatoeba fra --epochs 20 --out runs/fra``.
+"""Train a translator: ``python -m src.train --tatoeba fra --epochs 20 --out runs/fra``.
 
 Several processes: ``torchrun --nproc-per-node 8 -m src.train …``. The folder of a run holds
 ``config.json``, ``source.json`` and ``target.json`` (the tokenizers), ``last.safetensors`` (to
@@ -78,7 +78,10 @@ def make_tokenizers(options: dict[str, Any], train: Sequence[Pair]) -> list[Toke
     return [made.from_file(out / f"{name}.json") for name in ("source", "target")]
 
 
-def make_batches(options: dict[str, Any], pairs: Sequence[Pair], tokenizers, limit: int, shuffle):
+def make_batches(
+    options: dict[str, Any], pairs: Sequence[Pair], tokenizers: Sequence[Tokenizer], limit: int,
+    shuffle: bool,
+) -> tuple[BucketedBatches | None, int]:  # fmt: skip
     """This process's batches of the pairs that fit, and how many did not; None without a pair."""
     size = {name: options[name] for name in BATCHES}
     most = min(limit, size["max_tokens"] or limit)

@@ -24,8 +24,8 @@ NOUNS = "cat dog house tree car bird man".split()
 VERBS = "sees likes has finds".split()
 SMALL = ["--preset", "tiny", "--d-model", "24", "--num-heads", "2", "--d-ff", "32",
          "--tokenizer", "word", "--vocab-size", "60", "--batch-size", "32", "--lr", "0.006",
-         "--warmup", "30", "--dropout", "0", "--valid-share", "0.1", "--test-share", "0.1", "--bleu-sentences", "8",
-         "--device", "cpu", "--no-tensorboard"]  # fmt: skip
+         "--warmup", "30", "--dropout", "0", "--valid-share", "0.1", "--test-share", "0.1",
+         "--bleu-sentences", "8", "--device", "cpu", "--no-tensorboard"]  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -219,7 +219,8 @@ def refused(capsys, message, *arguments):
     """The command must leave with status 2 and one sentence on stderr."""
     assert call(train, *arguments) == 2
     error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1 and error.startswith(("src.train:", "python"))
+    assert message in error and error.count("\n") == 1
+    assert error.startswith(("src.train: ", "python -m src.train: "))
 
 
 def test_bad_corpora_are_refused_in_a_sentence(tmp_path, capsys):
