@@ -3,7 +3,7 @@
 Both have about as many weights, see the same images for the same number of updates and are tested
 on the same 397 digits. The number of *different* training images grows from 25 to all 1,400.
 
-    python -m benchmarks.cnn_against_attention           about ten minutes on one CPU thread
+    python -m benchmarks.cnn_against_attention           18 minutes on one busy CPU thread
     python -m benchmarks.cnn_against_attention --toy     seconds; saves nothing
 """
 
