@@ -169,8 +169,9 @@ def rng_state(device: torch.device) -> dict[str, Any]:
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
-    version, numbers, gauss = random.getstate()
     text = {k: [_encode(part) for part in gather(v)] for k, v in states.items()}
+    # Python's comes last, here and below: a checker of annotations may draw from it on the way.
+    version, numbers, gauss = random.getstate()
     return text | {"python": [version, list(numbers), gauss]}
 
 
@@ -181,15 +182,15 @@ def set_rng_state(state: Mapping[str, Any], device: torch.device) -> bool:
         Whether there was one for this process and kind of device. A run that goes on with more
         processes, or on another device, cannot draw the numbers it would have drawn.
     """
+    kinds = ["cpu"] + (["cuda"] if device.type == "cuda" else [])
+    known = all(rank() < len(state.get(kind, ())) for kind in kinds)
+    if known:
+        torch.set_rng_state(_decode(state["cpu"][rank()]))
+    if known and device.type == "cuda":
+        torch.cuda.set_rng_state(_decode(state["cuda"][rank()]), device)
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
-    kinds = ["cpu"] + (["cuda"] if device.type == "cuda" else [])
-    if any(rank() >= len(state.get(kind, ())) for kind in kinds):
-        return False
-    torch.set_rng_state(_decode(state["cpu"][rank()]))
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(_decode(state["cuda"][rank()]), device)
-    return True
+    return known
 
 
 def _encode(state: Tensor) -> str:
