@@ -12,6 +12,9 @@ from torch import Tensor
 class KVCache:
     """Keys and values of one attention layer, with room for ``max_len`` positions.
 
+    For decoding, under ``torch.no_grad()``: buffers are overwritten in place, so that a backward
+    pass through several steps raises.
+
     Args:
         batch_size: Rows ``B``.
         num_heads: Heads ``H``.

@@ -242,6 +242,15 @@ def test_the_stepper_builds_no_graph_and_needs_no_mask_without_padding():
     assert model.stepper(src).cache.memory_mask is not None
 
 
+def test_a_backward_pass_through_a_cache_raises():
+    """Rather that than gradients which silently lack a part."""
+    model, (src, tgt) = make(), batch()
+    cache = model.new_cache(src)
+    logits = [model.decode_cached(part, cache) for part in tgt.split(1, 1)]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.cat(logits, 1).sum().backward()
+
+
 def test_attention_maps():
     model, (src, tgt) = make(), batch()
     maps = model.attention_maps(src, tgt)
