@@ -1,0 +1,152 @@
+"""The notebooks on Colab, simulated: nothing of the project is there but the notebook.
+
+A bare environment holds what Colab brings along (PyTorch, numpy, matplotlib, the kernel) and a
+stub of `google.colab`. Each notebook is run in an empty folder; its first cell must fetch the
+project from git and install what is missing, and must leave what Colab had alone.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import nbformat
+import pytest
+from filelock import FileLock
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PREINSTALLED = ("torch", "numpy", "matplotlib", "pandas", "scikit-learn", "ipykernel", "pip")
+CELL_SECONDS = 600
+
+
+def closure(names: tuple[str, ...]) -> dict[str, str]:
+    """The packages of this environment that ``names`` need, themselves included: versions."""
+    found: dict[str, str] = {}
+    waiting = list(names)
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if name in found:
+            continue
+        try:
+            package = distribution(name)
+        except PackageNotFoundError:
+            continue  # needed on another platform only
+        found[name] = package.version
+        for requirement in package.requires or []:
+            if "extra ==" not in requirement:
+                waiting.append(re.match(r"[\w.-]+", requirement)[0])
+    return found
+
+
+def link(names: dict[str, str], folder: Path) -> None:
+    """Make packages importable from ``folder`` without copying their gigabytes."""
+    for name in names:
+        package = distribution(name)
+        for file in package.files or []:
+            top = file.parts[0]
+            source, target = Path(package.locate_file(top)), folder / top
+            if top in ("..", "__pycache__") or target.exists() or not source.exists():
+                continue
+            target.symlink_to(source, target_is_directory=source.is_dir())
+
+
+def versions(python: Path) -> dict[str, str]:
+    """What an environment holds, by normalised name."""
+    code = (
+        "import importlib.metadata as m, json, re;"
+        "print(json.dumps({re.sub('[-_.]+', '-', d.name).lower(): d.version"
+        " for d in m.distributions()}))"
+    )
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-c", "user.name=t", "-c", "user.email=t@localhost", *arguments],
+        cwd=folder, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+def build(folder: Path) -> None:
+    """Make the repository to install from, the environment, the stub and the kernel."""
+    repository = folder / "repository"
+    for name in git(ROOT, "ls-files").splitlines():
+        if (ROOT / name).is_file():
+            (repository / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, repository / name)
+    git(repository, "init", "-q", "-b", "main")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-q", "-m", "The working tree")
+
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True
+    )
+    site = next((folder / "venv").glob("lib/python*/site-packages"))
+    link(closure(PREINSTALLED), site)
+    (site / "google" / "colab").mkdir(parents=True)
+    (site / "google" / "colab" / "__init__.py").write_text("")
+    startup = folder / "ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "00.py").write_text("import google.colab\n")
+
+    kernel = folder / "jupyter" / "kernels" / "python3"
+    kernel.mkdir(parents=True)
+    python = str(folder / "venv" / "bin" / "python")
+    command = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    (kernel / "kernel.json").write_text(json.dumps({"argv": command, "display_name": "Colab"}))
+
+
+@pytest.fixture(scope="session")
+def colab(tmp_path_factory) -> Path:
+    """The simulated Colab, built once for all workers."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder = shared / "colab"
+    with FileLock(shared / "colab.lock"):
+        if not (folder / "ready").exists():
+            folder.mkdir()
+            build(folder)
+            before = versions(folder / "venv" / "bin" / "python")
+            (folder / "ready").write_text(json.dumps(before))
+    return folder
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs_on_colab(path, colab, tmp_path, monkeypatch):
+    before = json.loads((colab / "ready").read_text())
+    url = re.search(r'REPO = "(.+?)"', path.read_text().replace('\\"', '"'))[1]
+    monkeypatch.setenv("JUPYTER_PATH", str(colab / "jupyter"))
+    monkeypatch.setenv("IPYTHONDIR", str(colab / "ipython"))
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.file://{colab / 'repository'}.insteadOf")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", url)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(
+        notebook, timeout=CELL_SECONDS, kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+    )  # fmt: skip
+    with FileLock(colab / "install.lock"):  # two installations at once would disturb each other
+        client.km = client.create_kernel_manager()
+        client.start_new_kernel(cwd=str(tmp_path))
+        client.start_new_kernel_client()
+        client.execute_cell(notebook.cells[0], 0)
+    try:
+        for index, cell in enumerate(notebook.cells[1:], 1):
+            client.execute_cell(cell, index)
+    finally:
+        client._cleanup_kernel()
+
+    after = versions(colab / "venv" / "bin" / "python")
+    assert {name: after.get(name) for name in before} == before
+    assert "attention-course" in after or "src" in after
