@@ -19,13 +19,14 @@ BOOK_SOURCES = Makefile _config.yml _toc.yml requirements.txt \
 	$(wildcard book/*.md book/*.bib book/*.yml tools/*.py src/*.py _static/* _templates/*) $(NOTEBOOKS)
 BUILT = _build/.built
 
-.PHONY: help environment book test execute repository clean
+.PHONY: help environment book test execute experiments repository clean
 
 help:
 	@echo "make book               build the HTML book"
 	@echo "make test               run every check (unit tests, notebooks, the book)"
 	@echo "make execute            run all notebooks again and store their outputs;"
 	@echo "                        NOTEBOOKS=notebooks/X.ipynb for one"
+	@echo "make experiments        measure the long experiments again (half an hour)"
 	@echo "make repository URL=…   move the project to another GitHub address"
 	@echo "make clean              delete the built book (the environment stays)"
 
@@ -53,6 +54,12 @@ execute: environment
 		$(VENV)/bin/jupyter nbconvert --to notebook --execute --inplace \
 			--ExecutePreprocessor.record_timing=False \
 			--ExecutePreprocessor.timeout=1800 "$$notebook"; \
+	done
+
+# Each script writes src/results/NAME.json, which the chapters read, plot and assert.
+experiments: environment
+	set -e; for script in benchmarks/*.py; do \
+		$(PY) -m "benchmarks.$$(basename "$$script" .py)"; \
 	done
 
 repository: environment

@@ -21,6 +21,8 @@ FAILED: $name"
     fi
 }
 
+# Fetched once, before any test: a progress bar would be an output that no notebook stores.
+part "data and weights are there, checksums verified" "$python" -m src.assets
 part "the book builds without a warning" "$make" --no-print-directory _build/.built
 part "unit tests and checks of notebooks and book" "$python" -m pytest -q -n 2 tests
 # One worker a notebook: its cells share a kernel.
