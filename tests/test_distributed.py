@@ -127,26 +127,41 @@ def test_all_stop_when_one_is_asked_to(tmp_path):
     assert out.count(f"stopped after {step}") == 2
 
 
-def test_the_command_runs_under_torchrun(tmp_path):
-    corpus = tmp_path / "toy.tsv"
-    words = "red green blue old new big small cat dog house".split()
-    pairs = [f"{a} {b}\t{a[::-1]} {b[::-1]}\n" for a in words for b in words]
-    corpus.write_text("".join(pairs))
-    arguments = ["--tsv", corpus, "--out", tmp_path / "run", "--preset", "tiny", "--d-model", 16,
+def torchrun_command(corpus, out, *options):
+    arguments = ["--tsv", corpus, "--out", out, "--preset", "tiny", "--d-model", 16, "--dropout", 0,
                  "--num-heads", 2, "--d-ff", 16, "--tokenizer", "word", "--vocab-size", 40,
-                 "--batch-size", 8, "--steps", 4, "--eval-every", 2, "--valid-share", 0.2,
-                 "--bleu-sentences", 3, "--device", "cpu", "--log-every", 1]  # fmt: skip
+                 "--batch-size", 8, "--eval-every", 2, "--valid-share", 0.2, "--lr", 0.01,
+                 "--bleu-sentences", 3, "--device", "cpu", "--log-every", 1, *options]  # fmt: skip
     result = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
          "-m", "src.train", *map(str, arguments)],
         env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=400,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    lines = [line for line in result.stdout.splitlines() if "update" in line]
-    assert "2 × cpu" in result.stdout and [line.split(",")[0] for line in lines[-2:]] == [
-        "update 2", "update 4"
-    ]  # fmt: skip
-    assert [row[0] for row in history_of(tmp_path / "run" / "last.safetensors")] == [1, 2, 3, 4]
+    return result.stdout
+
+
+def test_the_command_under_torchrun_with_copies_and_with_shards(tmp_path):
+    """The sharded run is cut and resumed, and translates for its BLEU with its shards."""
+    corpus = tmp_path / "toy.tsv"
+    words = "red green blue old new big small cat dog house".split()
+    corpus.write_text("".join(f"{a} {b}\t{a[::-1]} {b[::-1]}\n" for a in words for b in words))
+    out = torchrun_command(corpus, tmp_path / "copies", "--steps", 4)
+    assert "2 × cpu" in out
+    evaluations = [line.split(",")[0] for line in out.splitlines() if line.startswith("update")]
+    assert evaluations == ["update 2", "update 4"]
+    torchrun_command(corpus, tmp_path / "shards", "--steps", 2, "--sharding", "fsdp")
+    options = ["--steps", 4, "--sharding", "fsdp", "--resume"]
+    assert "resumed after update 2" in torchrun_command(corpus, tmp_path / "shards", *options)
+    copies, shards = (read_header(tmp_path / name / "last.safetensors")["state"]
+                      for name in ("copies", "shards"))  # fmt: skip
+    assert [row[0] for row in copies["history"]] == [1, 2, 3, 4]
+    for name in ("history", "evaluations"):
+        ours, theirs = ([row[:3] + row[4:] for row in state[name]] for state in (shards, copies))
+        for mine, other in zip(ours, theirs, strict=True):  # all but the seconds
+            assert mine == pytest.approx(other, rel=1e-5)
+    for name in ("copies", "shards"):
+        assert (tmp_path / name / "test.json").exists()
 
 
 # ---------------------------------------------------------------- without torchrun
