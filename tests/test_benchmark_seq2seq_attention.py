@@ -33,7 +33,7 @@ def test_models_differ_by_the_scorer_alone(toy):
 
 def test_seeds_decide_everything_but_the_time(toy):
     def timeless(data):
-        runs = [{k: v for k, v in run.items() if k != "seconds"} for run in data["runs"]]
+        runs = [{k: v for k, v in run.items() if k != "cpu_seconds"} for run in data["runs"]]
         return data | {"runs": runs, "summary": None}
 
     again = script.run(script.TOY, script.toy_splits())
@@ -43,7 +43,7 @@ def test_seeds_decide_everything_but_the_time(toy):
 def test_summary_is_mean_and_spread_over_seeds():
     def entry(model, bleu, by_length):
         return {
-            "model": model, "bleu": bleu, "bleu_by_length": by_length, "seconds": 1.0,
+            "model": model, "bleu": bleu, "bleu_by_length": by_length, "cpu_seconds": 1.0,
             "parameters": 7,
         }  # fmt: skip
 
