@@ -249,6 +249,17 @@ def test_one_cell_may_serve_several_claims(tmp_path):
     assert [f.measured for f in notebooks.findings([path])][1:3] == ["a = 1", "a < 2"]
 
 
+def test_a_box_may_stand_in_one_cell_with_the_next_heading(tmp_path):
+    cells = sample_cells()
+    box, heading = find(cells, words="Claim 10.2-3: wrong"), find(cells, words="## Section 3")
+    box["source"] += "\n\n" + heading["source"]
+    drop(cells, heading)
+    assert notebooks.problems(write(tmp_path, cells)) == []
+    box["source"] = "\n\n".join(reversed(box["source"].split("\n\n")))
+    message = "claim 10.2-3: no box in the section of its cell"
+    assert message in notebooks.problems(write(tmp_path, cells))
+
+
 def test_findings_are_those_of_cells_and_boxes(tmp_path):
     found = notebooks.findings([write(tmp_path, sample_cells())])
     assert [f.claim.id for f in found] == [f"10.2-{n}" for n in range(1, 6)]

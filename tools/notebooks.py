@@ -24,7 +24,8 @@ VERDICTS = {
 MIN_EXERCISES = 5
 MAX_LINE = 79
 
-BOX = re.compile(
+PART = re.compile(
+    r"^(?P<heading>##? )|"  # a section, or the box of a claim
     r"^(?P<fence>`{3,}|:{3,})\{admonition\} (?P<title>Claim (?P<id>\d+\.\d+-\d+)\b.*)\n"
     r"(?P<options>(?::[a-z]+:.*\n)*)"
     r"(?P<body>(?:.*\n)*?)(?P=fence)\s*$",
@@ -230,20 +231,21 @@ def _claims(path: Path, cells: list[dict]):
     boxed: list[str] = []
     waiting: list[str] = []  # claims of the present section whose box is still to come
     for cell in cells:
-        if re.search(r"^##? ", cell["source"], re.MULTILINE) and cell["cell_type"] == "markdown":
-            yield from (f"claim {i}: no box in the section of its cell" for i in waiting)
-            waiting = []
-        for box in _boxes(cell):
-            boxed.append(box["id"])
-            if box["id"] in waiting:
-                waiting.remove(box["id"])
+        for part in _parts(cell):
+            if part["heading"]:
+                yield from (f"claim {i}: no box in the section of its cell" for i in waiting)
+                waiting = []
+                continue
+            boxed.append(part["id"])
+            if part["id"] in waiting:
+                waiting.remove(part["id"])
             else:
-                yield f"claim {box['id']}: its box follows no cell with that claim"
-            if _verdict(box) is None:
+                yield f"claim {part['id']}: its box follows no cell with that claim"
+            if _verdict(part) is None:
                 words = " ".join(VERDICTS)
-                yield f"claim {box['id']}: its box needs ':class: claim' and one of {words}"
-            if not box["body"].strip():
-                yield f"claim {box['id']}: its box is empty"
+                yield f"claim {part['id']}: its box needs ':class: claim' and one of {words}"
+            if not part["body"].strip():
+                yield f"claim {part['id']}: its box is empty"
         for claim in _claim_ids(cell):
             yield from _claim_cell(claim, cell, known, chapter_of(path))
             seen.append(claim)
@@ -282,8 +284,13 @@ def _claim_ids(cell: dict) -> list[str]:
     return [ids] if isinstance(ids, str) else list(ids)
 
 
+def _parts(cell: dict) -> list[re.Match]:
+    """Return the headings of sections and the boxes of a text cell, in their order."""
+    return list(PART.finditer(cell["source"])) if cell["cell_type"] == "markdown" else []
+
+
 def _boxes(cell: dict) -> list[re.Match]:
-    return list(BOX.finditer(cell["source"])) if cell["cell_type"] == "markdown" else []
+    return [part for part in _parts(cell) if not part["heading"]]
 
 
 def _verdict(box: re.Match) -> str | None:
