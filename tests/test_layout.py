@@ -245,12 +245,15 @@ def test_a_machine_without_new_python_is_told_so(tmp_path):
     assert len(run.stderr.strip().splitlines()) == 1 and not (tmp_path / "venv").exists()
 
 
-@pytest.mark.parametrize(("broken", "failed"), [("none", 0), ("make", 1), ("tests", 1), ("nbval", 1)])
+@pytest.mark.parametrize(
+    ("broken", "failed"), [("none", 0), ("data", 1), ("make", 1), ("tests", 1), ("nbval", 1)]
+)
 def test_one_failing_part_fails_the_whole_and_all_are_reported(broken, failed, tmp_path):
     make = fake(tmp_path / "make", f"[ {broken} != make ]")
     python = fake(
         tmp_path / "python",
-        f'case "$*" in *--nbval*) [ {broken} != nbval ] ;; *) [ {broken} != tests ] ;; esac',
+        f'case "$*" in *--nbval*) [ {broken} != nbval ] ;; *src.assets) [ {broken} != data ] ;; '
+        f"*) [ {broken} != tests ] ;; esac",
     )
     run = subprocess.run(
         ["/bin/sh", str(ROOT / "tools" / "run_tests.sh"), str(make), str(python)],
@@ -258,7 +261,7 @@ def test_one_failing_part_fails_the_whole_and_all_are_reported(broken, failed, t
     )  # fmt: skip
     summary = run.stdout.partition("== summary")[2]
     assert run.returncode == failed
-    assert (summary.count("passed: "), summary.count("FAILED: ")) == (3 - failed, failed)
+    assert (summary.count("passed: "), summary.count("FAILED: ")) == (4 - failed, failed)
 
 
 def test_the_makefile_uses_nothing_newer_than_make_3_81():
