@@ -2,8 +2,8 @@
 
 "Wednesday, 7 October 1998" is 1998年10月7日星期三. The order is turned round, names become
 numbers, and yet everybody can say which target character comes from which source word: so an
-attention map can be *measured*, not only looked at. All names and patterns are those of Unicode's CLDR, through
-`babel`.
+attention map can be *measured*, not only looked at. All names and patterns are those of Unicode's
+CLDR, through `babel`.
 """
 
 import datetime

@@ -134,10 +134,11 @@ def prepare(options: dict[str, Any]) -> tuple[Trainer, Callable[[], None]]:
     distributed.on_writer(lambda: write_json(out / "config.json", options))
     if options["tensorboard"] and distributed.is_writer():
         trainer.callbacks.append(tensorboard(out / "tensorboard", trainer.step))
+    origin = f"resumed after update {trainer.step}" if resumed else f"a new run in {out}"
     say(f"{len(splits.train)} + {len(splits.valid)} + {len(splits.test)} pairs to train, validate "
         f"and test on, {long} too long; {model.num_parameters():,} parameters; "
         f"{distributed.world_size()} × {trainer.updater.device}; "
-        + (f"resumed after update {trainer.step}" if resumed else f"a new run in {out}"))  # fmt: skip
+        f"{origin}")  # fmt: skip
     return trainer, lambda: test(model, splits.test, tokenizers, options)
 
 

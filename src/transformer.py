@@ -15,7 +15,7 @@ __all__ = ["Decoder", "Encoder", "Transformer", "TransformerConfig", "Transforme
 
 
 class _Stack(nn.Module):
-    """What encoder and decoder share: embeddings, rotary positions, a norm after pre-norm layers."""
+    """What encoder and decoder share: embeddings, rotary positions, a norm at the end."""
 
     def __init__(self, vocab_size: int, config: TransformerConfig, num_token_types: int) -> None:
         super().__init__()
