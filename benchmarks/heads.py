@@ -1,7 +1,7 @@
 """Do the heads of a trained Transformer differ, and which of them can go?
 
-Claim 10.5-5. The translation model of chapter 10.7 is trained as the page trains it. Then, for every
-head of every attention block and over the sentence pairs that training never saw:
+Claim 10.5-5. The translation model of chapter 10.7 is trained as the page trains it. Then, for
+every head of every attention block and over the sentence pairs that training never saw:
 
 * how far it looks on average, and the entropy of its weights, trained and untrained;
 * how much loss and BLEU change when this head alone is removed, which is when its columns of
@@ -239,8 +239,10 @@ def main(arguments: list[str] | None = None) -> None:
     data = run(settings, splits, progress=True, processes=options.processes)
     for entry in data["runs"]:
         worst = min(entry["heads"], key=lambda head: head["bleu_without"])
-        print(f"seed {entry['seed']}: BLEU {entry['bleu']:.1f}, {worst['bleu_without']:.1f} without "
-              f"head {worst['head']} of {worst['kind']} layer {worst['layer']}")  # fmt: skip
+        print(
+            f"seed {entry['seed']}: BLEU {entry['bleu']:.1f}, {worst['bleu_without']:.1f} "
+            f"without head {worst['head']} of {worst['kind']} layer {worst['layer']}"
+        )
     if not toy:
         print("saved", results.save("heads", data, seconds=time.perf_counter() - start).name)
 
