@@ -1,5 +1,7 @@
 """The long experiment of chapter 10.5 at toy size, its parts, and the result the page reads."""
 
+import dataclasses
+import functools
 import math
 
 import pytest
@@ -14,7 +16,10 @@ from src.transformer import Transformer
 
 @pytest.fixture(scope="module")
 def toy():
-    return script.run(script.TOY, script.toy_splits())
+    splits = script.toy_splits()
+    with pytest.MonkeyPatch.context() as patch:  # a model of three updates would never stop
+        patch.setattr(script, "translate", functools.partial(script.translate, max_len=6))
+        return script.run(script.TOY, dataclasses.replace(splits, test=splits.test[:14]))
 
 
 def test_toy_size_removes_every_head_once(toy):
@@ -22,7 +27,7 @@ def test_toy_size_removes_every_head_once(toy):
     places = [(h["kind"], h["layer"], h["head"]) for h in found["heads"]]
     assert places == [(k, i, h) for k in script.KINDS for i in (0, 1) for h in range(4)]
     assert [(b["kind"], b["layer"]) for b in found["blocks"]] == places_of_blocks(places)
-    assert toy["sentences"] == 60
+    assert toy["sentences"] == 14
     for head in found["heads"]:
         assert 0 <= head["bleu_without"] <= 100 and head["loss_without"] > 0
         assert head["loss_without"] != found["loss"]  # something was taken away
@@ -55,7 +60,7 @@ def test_without_takes_the_head_and_puts_it_back():
     with script.without(block, range(3)):
         rest = block(x)
     torch.testing.assert_close(sum(parts) + rest, whole)  # heads add up
-    assert all(part.abs().max() > 0.01 for part in parts)
+    assert all((part.abs().amax((0, 1)) > 1e-3).all() for part in parts)  # in every column
     with pytest.raises(RuntimeError, match="inside"), script.without(block, [1]):
         raise RuntimeError("inside")
     assert torch.equal(block.out_proj.weight, matrix)
