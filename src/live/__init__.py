@@ -1,0 +1,14 @@
+"""Live figures: the reader moves, chooses and taps, and no kernel is needed.
+
+Nothing imports this package but notebooks. Each function takes what a notebook has computed,
+checks and rounds it, and returns one HTML output that works in the book without network, in
+Jupyter and on Colab, by keyboard, by pointer and on a telephone. Equal data give equal text, so
+the checks of the notebooks compare it; where the data of a long training differ from machine to
+machine, the cell needs the tag `nbval-ignore-output`.
+
+Tensors may be on any device and may require gradients. End the cell with the call.
+"""
+
+from src.live.charts import score_playground
+
+__all__ = ["score_playground"]
