@@ -9,6 +9,19 @@ machine, the cell needs the tag `nbval-ignore-output`.
 Tensors may be on any device and may require gradients. End the cell with the call.
 """
 
-from src.live.charts import score_playground
+from src.live.charts import (
+    attention_or_pooling,
+    kernel_regression,
+    position_waves,
+    score_playground,
+)
+from src.live.tokens import decoding_steps, head_maps
 
-__all__ = ["score_playground"]
+__all__ = [
+    "attention_or_pooling",
+    "decoding_steps",
+    "head_maps",
+    "kernel_regression",
+    "position_waves",
+    "score_playground",
+]

@@ -61,6 +61,7 @@ function select(label, names) {
   return { node, get index() { return Number(input.value); } };
 }
 
+const part = (text) => make("p", { class: "part" }, text);
 const button = (label, onclick) => make("button", { type: "button", onclick }, label);
 
 // A row of buttons of which one is chosen: Tab reaches it, arrows, Home and End move.
