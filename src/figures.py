@@ -9,6 +9,7 @@ A picture is never compared by the checks: assert the data in the cell that draw
 cell with `plt.show()`.
 """
 
+import ast
 import inspect
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,8 @@ LINE_COLORS = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, BLACK)
 DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)), (0, (1, 1)), "-")
 REFERENCE = {"color": "#777777", "linestyle": (0, (4, 3)), "linewidth": 1.0, "zorder": 1}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+_DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 WIDTH = 6.8  # inches, of every picture: the column of text, at about two pixels per point
 DPI = 144
@@ -238,8 +241,9 @@ def show_source(*objects: object) -> Markdown:
         *objects: what to show, in this order; anything that `inspect.getsource` takes.
 
     Returns:
-        A Markdown display: one highlighted block an object, under the name of its file. Its text
-        holds neither addresses nor line numbers, so it changes only when the source does.
+        A Markdown display: one highlighted block an object, under the name of its file. Of a
+        longer docstring it keeps the first line; the rest is in the reference. The text holds
+        neither addresses nor line numbers, so it changes only when the source does.
 
     Raises:
         TypeError: if there is nothing to show, or an object has no Python source.
@@ -249,10 +253,23 @@ def show_source(*objects: object) -> Markdown:
     blocks = []
     for item in objects:
         item = inspect.unwrap(item) if callable(item) else item
-        source = textwrap.dedent(inspect.getsource(item))
+        source = _with_short_docstrings(textwrap.dedent(inspect.getsource(item)))
         path = Path(inspect.getsourcefile(item))
         blocks.append(f"*{path.parent.name}/{path.name}*\n\n```python\n{source}```")
     return Markdown("\n\n".join(blocks))
+
+
+def _with_short_docstrings(source: str) -> str:
+    """Cut every docstring after its first line."""
+    lines = source.splitlines(keepends=True)
+    nodes = [n for n in ast.walk(ast.parse(source)) if isinstance(n, _DOCUMENTED)]
+    for node in sorted(nodes, key=lambda n: n.lineno, reverse=True):
+        first = node.body[0]
+        if ast.get_docstring(node) and first.end_lineno > first.lineno:
+            indent = " " * first.col_offset
+            summary = ast.get_docstring(node).splitlines()[0]
+            lines[first.lineno - 1 : first.end_lineno] = [f'{indent}"""{summary}"""\n']
+    return "".join(lines)
 
 
 def _array(values) -> np.ndarray:

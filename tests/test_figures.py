@@ -141,3 +141,9 @@ def test_show_source_holds_no_address():
 def test_show_source_refuses(arguments, message):
     with pytest.raises(TypeError, match=message):
         figures.show_source(*arguments)
+
+
+def test_show_source_cuts_docstrings_after_their_first_line():
+    text = figures.show_source(figures.heatmap).data
+    assert "Args:" not in text and "Raises:" not in text
+    assert text.count('"""') == 2 and "return " in text
