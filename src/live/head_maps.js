@@ -7,7 +7,7 @@ function build({ sentences }) {
     make("span", {}, picture, heads > 1 ? `head ${i}` : "weights")));
   head.buttons.forEach((item) => item.classList.add("head"));
   const queries = sentences.map(({ tokens }) =>
-    choices("Query token: its row of weights shades all tokens", tokens, { hover: true }));
+    choices("Query token: its row of weights shades all tokens", tokens, true));
   const stage = make("div", {}, queries[0].node);
   sentence.node.addEventListener("input", () => stage.replaceChildren(queries[sentence.index].node));
 

@@ -15,7 +15,7 @@ function build({ keys, values, grid, truth, test, widths, start: first }) {
   const limits = [Math.min(0, ...all) - 0.3, Math.max(...all) + 0.3];
   const across = [Math.min(grid[0], ...keys), Math.max(grid.at(-1), ...keys)];
   const graph = plot("Points, true curve and estimate", across, limits, { height: 240, seek });
-  const stems = plot("Weight of each key", across, [0, 1], { height: 90, seek });
+  const stems = plot("Relative weights of the keys", across, [0, 1], { height: 90, seek });
 
   function weigh(x) {
     const u = keys.map((key) => (x - key) / width.value);
@@ -30,23 +30,24 @@ function build({ keys, values, grid, truth, test, widths, start: first }) {
   function update() {
     const x = query.value;
     const weights = weigh(x);
-    const answer = predict(x);
+    const answer = sum(weights.map((weight, i) => weight * values[i]));
     graph.line("truth", grid, truth);
     graph.line("first", grid, grid.map(predict));
     graph.dots("dots", keys, values);
     graph.line("here", [x, x], limits);
     graph.dots("spot", [x], [answer]);
-    stems.stems("first", keys, weights);
+    const greatest = Math.max(...weights);
+    stems.stems("first", keys, weights.map((weight) => weight / (greatest || 1)));
     const error = sum(test.x.map((at, i) => (predict(at) - test.y[i]) ** 2)) / test.x.length;
     const used = weights.filter((weight) => weight >= 0.01).length;
     return `Width ${fixed(width.value)}: held-out mean squared error ${fixed(error)}. ` +
       `Query ${fixed(x)} gets ${fixed(answer)}; ${used} of ${keys.length} keys weigh 0.01 or more, ` +
-      `the largest ${fixed(Math.max(...weights))}.`;
+      `the largest ${fixed(greatest)}.`;
   }
   return {
     controls: [kernel.node, width.node, query.node],
     stage: [legend({ dots: "keys and values", truth: "true curve", first: "estimate", spot: "query" }),
-      graph.node, part("Weight of each key for this query"), stems.node],
+      graph.node, part("Weights of the keys for this query, relative to the largest"), stems.node],
     update,
   };
 }

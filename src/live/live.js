@@ -1,6 +1,5 @@
-// What the live figures share. Each output holds its own copy in one closed scope: no global
-// name, no library, no network. A figure's own file defines `build(data)`, which returns its
-// controls, its stage, and `update()`: it redraws and returns the sentence to read out.
+// What the live figures share; each output has a copy in its own scope. A figure's own file defines
+// `build(data)`: controls, stage, and `update()`, which redraws and returns a sentence to read out.
 
 const holder = document.createElement("div");
 holder.innerHTML = "<svg></svg>";
@@ -21,6 +20,7 @@ const draw = (tag, attributes = {}) => fill(document.createElementNS(SVG, tag), 
 const range = (count) => Array.from({ length: count }, (_, i) => i);
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 const fixed = (value, digits = 2) => value.toFixed(digits).replace("-", "−");
+const clamp = (index, last) => Math.min(Math.max(index, 0), last);
 const largest = (values) => values.indexOf(Math.max(...values));
 
 // As `src.functional.masked_softmax`: without any allowed key all weights are 0.
@@ -31,7 +31,7 @@ function softmax(scores, allowed = scores.map(() => true)) {
   return raw.map((value) => value / total);
 }
 
-// Controls. A change bubbles up as the event "input" and makes the figure update.
+// Controls: a change bubbles up as "input" and makes the figure update.
 const changed = (node) => node.dispatchEvent(new Event("input", { bubbles: true }));
 
 function slider(label, values, start, show = String) {
@@ -39,7 +39,7 @@ function slider(label, values, start, show = String) {
   const last = values.length - 1;
   const input = make("input", { type: "range", min: 0, max: last, autocomplete: "off" });
   const put = (index) => {
-    input.value = Math.min(Math.max(index, 0), last);
+    input.value = clamp(index, last);
     said.textContent = show(values[input.value]);
     input.setAttribute("aria-valuetext", said.textContent);
   };
@@ -65,10 +65,10 @@ const part = (text) => make("p", { class: "part" }, text);
 const button = (label, onclick) => make("button", { type: "button", onclick }, label);
 
 // A row of buttons of which one is chosen: Tab reaches it, arrows, Home and End move.
-function choices(label, faces, { hover = false, start = 0 } = {}) {
-  let index = start;
+function choices(label, faces, hover = false) {
+  let index = 0;
   const mark = (chosen) => {
-    index = Math.min(Math.max(chosen, 0), faces.length - 1);
+    index = clamp(chosen, faces.length - 1);
     buttons.forEach((item, i) => {
       item.setAttribute("aria-checked", i === index);
       item.tabIndex = i === index ? 0 : -1;
@@ -90,36 +90,35 @@ function choices(label, faces, { hover = false, start = 0 } = {}) {
     buttons[index].focus();
   };
   const node = make("div", { role: "radiogroup", "aria-label": label, onkeydown }, ...buttons);
-  mark(start);
+  mark(0);
   return { node, buttons, mark, get index() { return index; } };
 }
 
-// A token with its weight, on a ground that darkens with it. The letters stay black: they keep
-// a contrast of 4.7 even on the darkest ground.
+// A token on a ground as dark as its weight; black letters keep a contrast of 4.7 on the darkest.
 function shade(node, token, weight) {
   node.className = "token";
   node.style.setProperty("--weight", weight);
   node.replaceChildren(token, make("small", {}, fixed(weight)));
-  return node;
 }
 
-// A table of named rows. `set` takes a column after the other; a number becomes a bar.
+// A table of named rows; `set` takes its columns. A number becomes a bar.
 function table(headings, names) {
   const heads = headings.map((text) => make("th", { scope: "col" }, text));
-  const rows = names.map((name) => make("tr", {}, make("th", { scope: "row" }, name),
-    ...headings.slice(1).map(() => make("td"))));
+  const rows = names.map((name) =>
+    make("tr", {}, make("th", { scope: "row" }, name), ...heads.slice(1).map(() => make("td"))));
   const set = (...columns) => columns.forEach((column, c) => column.forEach((value, r) => {
     const cell = rows[r].cells[c + 1];
-    const isBar = typeof value === "number";
-    cell.textContent = isBar ? fixed(value) : value;
-    cell.className = isBar ? "bar" : "";
-    if (isBar) cell.style.setProperty("--weight", value);
+    cell.textContent = value;
+    if (typeof value !== "number") return;
+    cell.textContent = fixed(value);
+    cell.className = heads[c + 1].className = "bar";
+    cell.style.setProperty("--weight", value);
   }));
   const head = make("thead", {}, make("tr", {}, ...heads));
   return { node: make("table", {}, head, make("tbody", {}, ...rows)), set };
 }
 
-// A plot: the drawing stretches, while lines, dots and letters keep their size.
+// The drawing of a plot stretches; lines, dots and letters keep their size.
 function plot(label, [left, right], [low, high], { height = 220, seek } = {}) {
   const across = (x) => (100 * (x - left)) / (right - left);
   const down = (y) => (100 * (high - y)) / (high - low);
@@ -130,18 +129,19 @@ function plot(label, [left, right], [low, high], { height = 220, seek } = {}) {
     paths[kind] ??= svg.appendChild(draw("path", { class: kind }));
     paths[kind].setAttribute("d", parts.join(""));
   };
-  const each = (xs, ys, part) => xs.map((x, i) => part(across(x).toFixed(2), down(ys[i]).toFixed(2), i));
+  const each = (xs, ys, path) =>
+    xs.map((x, i) => path(across(x).toFixed(2), down(ys[i]).toFixed(2), i));
   const ticks = (from, to, place, axis) => make("div", { class: axis, "aria-hidden": "true" },
     ...steps(from, to).map((value) =>
       make("span", { style: `--at:${place(value)}%` }, String(value).replace("-", "−"))));
   put("rule", [...steps(low, high).map((y) => `M0 ${down(y)}H100`),
     ...steps(left, right).map((x) => `M${across(x)} 0V100`)]);
   if (seek) {
-    svg.addEventListener("pointermove", (event) => {
+    svg.onpointerdown = svg.onpointermove = (event) => {
       const box = svg.getBoundingClientRect();
       seek(left + ((event.clientX - box.left) / box.width) * (right - left));
       changed(svg);
-    });
+    };
   }
   return {
     node: make("div", { class: "plot", style: `--height:${height}px` },
@@ -167,10 +167,10 @@ const legend = (kinds) => make("p", { class: "legend" }, ...Object.entries(kinds
 function start(id, style, data, build) {
   for (const host of document.querySelectorAll(`#${id} > div:not([data-ready])`)) {
     const { controls, stage, update } = build(data);
-    const [title, , caption] = [...host.children].map((child) => child.cloneNode(true));
+    const [title, , caption] = host.cloneNode(true).children;
     const said = make("p", { "aria-live": "polite" });
-    const card = make("div", { class: "card" }, title,
-      make("div", { class: "controls" }, ...controls), ...stage, said, caption);
+    const card = make("div", { class: "card" },
+      title, make("div", { class: "controls" }, ...controls), ...stage, said, caption);
     const tell = () => {
       const words = update();
       if (words !== said.textContent) said.textContent = words;
