@@ -16,7 +16,7 @@ def score_playground(
     keys: Sequence[str],
     queries: Sequence[str] = ("query",),
     *,
-    width: int,
+    width: int | float,
     title: str = "From scores to weights",
     caption: str = "Move d, and take keys away: what is left still sums to one.",
 ) -> HTML:
@@ -63,8 +63,8 @@ def kernel_regression(
     truth,
     held_out: tuple,
     *,
-    width: float = 1.0,
-    widths: tuple[float, float] = (0.05, 3.0),
+    width: float | int = 1.0,
+    widths: tuple[float | int, float | int] = (0.05, 3.0),
     title: str = "Width, kernel and what a query sees",
     caption: str = "Find the width with the least error; then point at the plot: its x is the query.",
 ) -> HTML:

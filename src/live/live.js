@@ -23,7 +23,7 @@ const fixed = (value, digits = 2) => value.toFixed(digits).replace("-", "−");
 const clamp = (index, last) => Math.min(Math.max(index, 0), last);
 const largest = (values) => values.indexOf(Math.max(...values));
 
-// As `src.functional.masked_softmax`: without any allowed key all weights are 0.
+// As `src.functional.masked_softmax`: without an allowed key all are 0.
 function softmax(scores, allowed = scores.map(() => true)) {
   const top = Math.max(...scores.filter((_, i) => allowed[i]));
   const raw = scores.map((score, i) => (allowed[i] ? Math.exp(score - top) : 0));
@@ -35,7 +35,7 @@ function softmax(scores, allowed = scores.map(() => true)) {
 const changed = (node) => node.dispatchEvent(new Event("input", { bubbles: true }));
 
 function slider(label, values, start, show = String) {
-  const said = make("output", { "aria-hidden": "true" });
+  const said = make("b", { "aria-hidden": "true" });
   const last = values.length - 1;
   const input = make("input", { type: "range", min: 0, max: last, autocomplete: "off" });
   const put = (index) => {
@@ -62,9 +62,8 @@ function select(label, names) {
 }
 
 const part = (text) => make("p", { class: "part" }, text);
-const button = (label, onclick) => make("button", { type: "button", onclick }, label);
 
-// A row of buttons of which one is chosen: Tab reaches it, arrows, Home and End move.
+// Buttons of which one is chosen: Tab reaches it, arrows, Home and End move.
 function choices(label, faces, hover = false) {
   let index = 0;
   const mark = (chosen) => {
@@ -77,7 +76,7 @@ function choices(label, faces, hover = false) {
   const choose = (chosen) => { mark(chosen); changed(node); };
   const buttons = faces.map((face, i) => make("button", {
     type: "button", role: "radio", onclick: () => choose(i),
-    onpointerenter: (event) => hover && event.pointerType === "mouse" && choose(i),
+    onpointermove: (event) => hover && event.pointerType === "mouse" && i !== index && choose(i),
   }, face));
   const onkeydown = (event) => {
     const goal = {
@@ -163,7 +162,7 @@ function steps(from, to) {
 const legend = (kinds) => make("p", { class: "legend" }, ...Object.entries(kinds).map(
   ([kind, text]) => make("span", {}, make("i", { class: kind }), text)));
 
-// Put a figure in place of its sentence. A shadow root keeps the page's styles off it.
+// Put a figure in place of its sentence; a shadow root keeps the page's styles off.
 function start(id, style, data, build) {
   for (const host of document.querySelectorAll(`#${id} > div:not([data-ready])`)) {
     const { controls, stage, update } = build(data);
@@ -176,9 +175,10 @@ function start(id, style, data, build) {
       if (words !== said.textContent) said.textContent = words;
     };
     card.addEventListener("input", tell);
-    card.addEventListener("keydown", (event) => event.stopPropagation()); // no page shortcuts
+    card.addEventListener("keydown", (event) => event.stopPropagation()); // not the page
     host.attachShadow({ mode: "open" }).append(make("style", {}, style), card);
     host.dataset.ready = "";
+    host.style = "all: initial; display: block";
     tell();
   }
 }

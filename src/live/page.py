@@ -76,7 +76,7 @@ def percents(name: str, values, *axes: str | int) -> list:
     return (100 * _round(tensor, 2)).round().int().tolist()
 
 
-def labels(name: str, values: Sequence[str], length: int | None = None) -> list[str]:
+def labels(name: str, values: Sequence, length: int | None = None) -> list[str]:
     """Check a list of texts.
 
     Raises:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import torch
 from IPython.display import HTML
-from torch import Tensor
 
 from src.live.page import labels, numbers, page, percents
 
@@ -13,9 +12,9 @@ TOP = 5
 
 def decoding_steps(
     sources: Sequence[Sequence[str]],
-    targets: Sequence[Tensor],
-    probabilities: Sequence[Tensor],
-    attention: Sequence[Tensor],
+    targets: Sequence,
+    probabilities: Sequence,
+    attention: Sequence,
     vocabulary: Sequence[str],
     *,
     cached: Sequence[Sequence[int]] | None = None,
@@ -71,7 +70,7 @@ def decoding_steps(
 
 def head_maps(
     tokens: Sequence[Sequence[str]],
-    maps: Sequence[Tensor],
+    maps: Sequence,
     *,
     title: str = "Where each token looks",
     caption: str = "Choose a head by its map, then point at a token, or walk with the arrow keys.",
