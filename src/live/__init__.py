@@ -6,7 +6,8 @@ Jupyter and on Colab, by keyboard, by pointer and on a telephone. Equal data giv
 the checks of the notebooks compare it; where the data of a long training differ from machine to
 machine, the cell needs the tag `nbval-ignore-output`.
 
-Tensors may be on any device and may require gradients. End the cell with the call.
+Tensors may be on any device and may require gradients. End the cell with the call. An output
+holds a copy of the code here: after a change to it, run the chapters with live figures again.
 """
 
 from src.live.charts import (
