@@ -95,7 +95,7 @@ class DecoderCache:
     Args:
         layers: One `KVCache` for each decoder layer, all equally long.
         memory: For each layer the keys and values of the encoder's output, projected once,
-            each ``(B, H, S, K)``.
+            each ``(B, H, S, K)``. Beams of a sentence share its row: see `select`.
         memory_mask: Which source positions may be attended to, ``(B, 1, S)``; None allows all.
     """
 
@@ -108,6 +108,8 @@ class DecoderCache:
         self.layers = layers
         self.memory = memory
         self.memory_mask = memory_mask
+        key = memory[0][0]
+        self._sources = torch.arange(len(key), device=key.device)  # each row's row of the memory
 
     @property
     def length(self) -> int:
@@ -115,14 +117,27 @@ class DecoderCache:
         return self.layers[0].length
 
     def select(self, index: Int[Tensor, " M"]) -> None:
-        """Keep, reorder, drop or repeat rows, in every layer and in the memory alike."""
+        """Keep, reorder, drop or repeat rows.
+
+        Rows that stand side by side and have the same source, as beams have, share one row of the
+        memory, if all sources have as many of them.
+        """
         for layer in self.layers:
             layer.select(index)
-        self.memory = [
-            (key.index_select(0, index), value.index_select(0, index)) for key, value in self.memory
-        ]
-        if self.memory_mask is not None:
-            self.memory_mask = self.memory_mask.index_select(0, index)
+        sources = self._sources.index_select(0, index)
+        kept, counts = sources.unique_consecutive(return_counts=True)
+        width = len(sources) // max(len(kept), 1)
+        if not bool((kept[1:] > kept[:-1]).all() & (counts == width).all()):
+            kept, width = sources, 1
+        rows = torch.arange(len(kept), device=kept.device)
+        if len(kept) != len(self.memory[0][0]) or not torch.equal(kept, rows):
+            self.memory = [
+                (key.index_select(0, kept), value.index_select(0, kept))
+                for key, value in self.memory
+            ]
+            if self.memory_mask is not None:
+                self.memory_mask = self.memory_mask.index_select(0, kept)
+        self._sources = rows.repeat_interleave(width)
 
 
 def _select_filled(buffer: Tensor, index: Tensor, length: int) -> Tensor:

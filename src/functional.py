@@ -92,7 +92,9 @@ def attention(
     num_queries, num_keys = query.shape[-2], key.shape[-2]
     if mask is not None:
         check_mask(mask, (*query.shape[:-1], num_keys))
-    fused = backend == "sdpa" and not return_weights
+    # For one query, as in a step of decoding, the kernel gains nothing; on a CPU it loses.
+    single = num_queries == 1 and query.device.type == "cpu"
+    fused = backend == "sdpa" and not return_weights and not single
     # One query sees the whole cache, and the kernel's own flag is right where S = T without a
     # mask; only the rest needs the causal mask as a tensor.
     fused_causal = fused and is_causal and mask is None and num_queries == num_keys

@@ -202,7 +202,7 @@ class DecoderLayer(nn.Module):
         self,
         x: Float[Tensor, "*tokens D"],
         memory: MemoryHeads,
-        memory_mask: Bool[Tensor, "#B #T S"] | None = None,
+        memory_mask: Bool[Tensor, "#B2 #T S"] | None = None,
         rotary: RotaryPositions | None = None,
         cache: KVCache | None = None,
         packing: Packing | None = None,

@@ -139,7 +139,7 @@ class MultiHeadAttention(nn.Module):
 
     def attend(
         self,
-        query: Float[Tensor, "B H T K"],
+        query: Float[Tensor, "BW H T K"],
         key: Float[Tensor, "B H S K"],
         value: Float[Tensor, "B H S K"],
         mask: Bool[Tensor, "#B #T S"] | None = None,
@@ -147,12 +147,15 @@ class MultiHeadAttention(nn.Module):
         is_causal: bool = False,
         packing: Packing | None = None,
         return_weights: bool = False,
-    ) -> Float[Tensor, "*tokens D"] | tuple[Float[Tensor, "*tokens D"], Float[Tensor, "B H T S"]]:
+    ) -> Float[Tensor, "*tokens D"] | tuple[Float[Tensor, "*tokens D"], Float[Tensor, "BW H T S"]]:
         """Attend within each head, concatenate the heads and mix them by ``out_proj``.
+
+        ``W`` rows of queries in a row may share one row of keys and values, as the beams of a
+        sentence share its source: then the batch of the queries is ``W`` times that of the keys.
 
         Raises:
             TypeError: If ``mask`` is not boolean.
-            ValueError: If ``mask`` is not of rank 3 or does not fit.
+            ValueError: If ``mask`` is not of rank 3 or does not fit, or the rows do not.
         """
         if mask is not None:
             if mask.dim() != 3:
@@ -161,6 +164,11 @@ class MultiHeadAttention(nn.Module):
                 )
             mask = mask.unsqueeze(1)
         dropout = self.dropout if self.training else 0.0
+        shared = len(query) // max(len(key), 1)
+        if shared > 1:
+            if is_causal:
+                raise ValueError("is_causal does not go with queries that share their keys")
+            query = _beside(query, shared)
         if self.scorer is None:
             result = attention(
                 query, key, value, mask, is_causal=is_causal, dropout=dropout,
@@ -172,6 +180,9 @@ class MultiHeadAttention(nn.Module):
                 raise ValueError("is_causal goes with the scaled dot product; pass a causal mask")
             weights = masked_softmax(self.scorer(query, key), mask)
             output = F.dropout(weights, dropout) @ value
+        if shared > 1:
+            output = _apart(output, shared)
+            weights = _apart(weights, shared) if return_weights else None
         output = output.transpose(1, 2).flatten(2)  # (B, H, T, K) -> (B, T, D)
         output = self.out_proj(output if packing is None else packing.pack(output))
         return (output, weights) if return_weights else output
@@ -190,3 +201,13 @@ class MultiHeadAttention(nn.Module):
         rows = slice(first * self.d_model, last * self.d_model)
         bias = self.in_proj.bias
         return F.linear(x, self.in_proj.weight[rows], None if bias is None else bias[rows])
+
+
+def _beside(x: Tensor, width: int) -> Tensor:
+    """Put ``width`` rows in a row side by side: (B · W, H, T, K) -> (B, H, W · T, K)."""
+    return x.unflatten(0, (-1, width)).transpose(1, 2).flatten(2, 3)
+
+
+def _apart(x: Tensor, width: int) -> Tensor:
+    """Undo `_beside`: (B, H, W · T, K) -> (B · W, H, T, K)."""
+    return x.unflatten(2, (width, -1)).transpose(1, 2).flatten(0, 1)

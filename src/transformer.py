@@ -98,7 +98,7 @@ class Decoder(_Stack):
         self,
         tgt: Int[Tensor, "B T"],
         memory: list[MemoryHeads],
-        memory_mask: Bool[Tensor, "#B #T S"] | None = None,
+        memory_mask: Bool[Tensor, "#B2 #T S"] | None = None,
         cache: list[KVCache] | None = None,
         packing: Packing | None = None,
         self_record: Record = None,

@@ -121,3 +121,23 @@ def test_a_dtype_that_is_not_the_caches_is_refused():
     cache = KVCache(B, H, N, K, dtype=torch.bfloat16)
     with pytest.raises(TypeError, match="must have dtype torch.bfloat16.*torch.float32"):
         cache.append(*pair(1))
+
+
+def test_beams_of_a_sentence_share_its_memory():
+    memory, mask = [pair(7)], torch.rand(B, 1, 7) > 0.5
+    cache = DecoderCache([KVCache(B, H, N, K)], memory, mask)
+    cache.select(torch.tensor([0, 0, 1, 1, 2, 2]))
+    assert cache.memory[0][0] is memory[0][0] and cache.memory_mask is mask
+    cache.select(torch.tensor([1, 0, 5, 4]))  # the second sentence leaves
+    assert torch.equal(cache.memory[0][1], memory[0][1][[0, 2]])
+    assert torch.equal(cache.memory_mask, mask[[0, 2]])
+    cache.select(torch.tensor([2, 0, 3]))  # no longer side by side: a copy each
+    assert torch.equal(cache.memory[0][0], memory[0][0][[2, 0, 2]])
+    assert torch.equal(cache.memory_mask, mask[[2, 0, 2]])
+
+
+def test_sentences_with_unequally_many_beams_get_copies():
+    memory = [pair(7)]
+    cache = DecoderCache([KVCache(B, H, N, K)], memory, None)
+    cache.select(torch.tensor([0, 0, 1]))
+    assert torch.equal(cache.memory[0][0], memory[0][0][[0, 0, 1]])

@@ -268,3 +268,22 @@ def test_gpu_equals_cpu(backend):
     expected = module(query, key, mask=mask)
     there = copy.deepcopy(module).cuda()
     close(there(query.cuda(), key.cuda(), mask=mask.cuda()).cpu(), expected, 1e-10)
+
+
+@pytest.mark.parametrize("backend", ["explicit", "sdpa"])
+@pytest.mark.parametrize("length", [1, 3])
+def test_rows_that_share_their_keys(backend, length):
+    """Two rows of queries for each row of keys: as if every query had a copy of its keys."""
+    torch.manual_seed(0)
+    module = MultiHeadAttention(22, 2, backend=backend).double()
+    query = torch.randn(6, 2, length, 11, dtype=torch.float64)
+    key, value = torch.randn(2, 3, 2, 7, 11, dtype=torch.float64)
+    mask = torch.rand(3, 1, 7) > 0.4
+    copies = (x.repeat_interleave(2, 0) for x in (key, value, mask))
+    expected = module.attend(query, *copies)
+    torch.testing.assert_close(module.attend(query, key, value, mask), expected)
+    _, weights = module.attend(query, key, value, mask, return_weights=True)
+    assert weights.shape == (6, 2, length, 7)
+    assert (weights[2:4, :, :, ~mask[1, 0]] == 0).all()
+    with pytest.raises(ValueError, match="is_causal does not go with queries that share"):
+        module.attend(query, key, value, is_causal=True)

@@ -1,0 +1,68 @@
+"""Memory of attention against the length: fused and explicit backend, each in a fresh process.
+
+What counts is the growth of the process's highest resident size while one head attends, forwards
+and backwards; on a GPU, of the allocator's peak. The explicit backend stops where its weights
+would pass the limit.
+
+    python -m benchmarks.speed.attention_memory         about a minute
+    python -m benchmarks.speed.attention_memory --toy   seconds; saves nothing
+"""
+
+import resource
+import subprocess
+import sys
+
+import torch
+
+from benchmarks.speed import measure
+from src.functional import attention
+
+FULL = {"lengths": [1024, 2048, 4096, 8192, 16384], "width": 64, "limit": 4e9}
+TOY = {"lengths": [16, 32], "width": 4, "limit": 1e6}
+WORKER = "--worker"
+
+
+def peak(backend: str, length: int, width: int) -> int:
+    """Bytes that attention over ``length`` positions adds to this process's peak."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    query, key, value = (
+        torch.randn(1, 1, length, width, device=device, requires_grad=True) for _ in range(3)
+    )
+    small = query[:, :, :16]
+    attention(small, small, small, backend=backend).sum().backward()  # libraries are loaded now
+    before = _highest(device)
+    attention(query, key, value, backend=backend).sum().backward()
+    return _highest(device) - before
+
+
+def _highest(device: str) -> int:
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def compare(settings: dict) -> dict:
+    """Measure each backend at each length, one process each."""
+    width = settings["width"]
+    found: dict[str, dict[str, int]] = {"sdpa": {}, "explicit": {}}
+    for length in settings["lengths"]:
+        for backend, sizes in found.items():
+            # Scores, weights and their gradients, float32.
+            if backend == "explicit" and 16 * length**2 > settings["limit"]:
+                continue
+            command = [sys.executable, "-m", __spec__.name, WORKER, backend, str(length), str(width)]
+            run = subprocess.run(command, capture_output=True, text=True, check=True)
+            sizes[str(length)] = int(run.stdout)
+            print(f"{backend:9} n = {length:6}: {sizes[str(length)] / 2**20:8.1f} MiB")
+    return {"bytes": found}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [WORKER]:
+        backend, length, width = sys.argv[2:]
+        torch.set_num_threads(1)
+        print(peak(backend, int(length), int(width)))
+    else:
+        measure.run("speed_attention_memory", __doc__, compare, FULL, TOY)

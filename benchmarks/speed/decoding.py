@@ -1,0 +1,60 @@
+"""Decoding 16 sentences for 48 steps, greedily and with a beam of five, beside the peers.
+
+Weights are random and the end of a sentence is forbidden, so that every model makes exactly as
+many tokens. `nn.Transformer` keeps no cache and brings no search.
+
+    python -m benchmarks.speed.decoding         a few minutes
+    python -m benchmarks.speed.decoding --toy   seconds; saves nothing
+"""
+
+import dataclasses
+from functools import partial
+
+import torch
+
+from benchmarks.speed import measure, peers
+
+FULL = {
+    "rounds": 7, "sentences": 16, "length": 48, "beam_size": 5, "shortest": 4, "longest": 32,
+    "size": {},
+}  # fmt: skip
+TOY = {
+    "rounds": 1, "sentences": 3, "length": 5, "beam_size": 2, "shortest": 2, "longest": 5,
+    "size": {"vocab_size": 31, "d_model": 16, "num_heads": 2, "d_ff": 32, "num_layers": 1},
+}  # fmt: skip
+
+
+def compare(settings: dict) -> dict:
+    """Time greedy decoding, then beam search."""
+    size = peers.Size(**settings["size"])
+    generator = torch.Generator().manual_seed(0)
+    src = peers.random_pairs(
+        settings["sentences"], size, settings["shortest"], settings["longest"], generator
+    ).src
+    models = peers.build(size)
+    for model in models.values():
+        model.module.eval()
+    length = settings["length"]
+    tokens = len(src) * length
+    found = {"size": dataclasses.asdict(size), "tokens": tokens}
+    for kind, beam_size in (("greedy", 1), ("beam", settings["beam_size"])):
+        calls = {
+            name: partial(model.generate, src, length, beam_size)
+            for name, model in models.items()
+            if beam_size == 1 or model.searches
+        }
+        for name, call in calls.items():
+            if call().shape != (len(src), length):
+                raise RuntimeError(f"{name} made {tuple(call().shape)} tokens")
+        seconds = measure.interleave(calls, settings["rounds"])
+        print(kind)
+        measure.report(seconds, "ours", tokens, "tokens/s")
+        found[kind] = {
+            "seconds": seconds, "rates": measure.rates(seconds, tokens),
+            "ratios": measure.ratios(seconds, "ours"),
+        }
+    return found
+
+
+if __name__ == "__main__":
+    measure.run("speed_decoding", __doc__, compare, FULL, TOY)
