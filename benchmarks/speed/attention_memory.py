@@ -8,18 +8,22 @@ would pass the limit.
     python -m benchmarks.speed.attention_memory --toy   seconds; saves nothing
 """
 
+import re
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 
 from benchmarks.speed import measure
 from src.functional import attention
 
-FULL = {"lengths": [1024, 2048, 4096, 8192, 16384], "width": 64, "limit": 4e9}
+FULL = {"lengths": [1024, 2048, 4096, 8192, 16384], "width": 64, "limit": 5e9}
 TOY = {"lengths": [16, 32], "width": 4, "limit": 1e6}
 WORKER = "--worker"
+MODULE = "benchmarks.speed.attention_memory"
+STATUS = Path("/proc/self/status")  # Linux
 
 
 def peak(backend: str, length: int, width: int) -> int:
@@ -31,6 +35,7 @@ def peak(backend: str, length: int, width: int) -> int:
     )
     small = query[:, :, :16]
     attention(small, small, small, backend=backend).sum().backward()  # libraries are loaded now
+    _forget(device)
     before = _highest(device)
     attention(query, key, value, backend=backend).sum().backward()
     return _highest(device) - before
@@ -39,8 +44,17 @@ def peak(backend: str, length: int, width: int) -> int:
 def _highest(device: str) -> int:
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    if STATUS.exists():
+        return 1024 * int(re.search(r"VmHWM:\s+(\d+)", STATUS.read_text())[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS counts in bytes
+
+
+def _forget(device: str) -> None:
+    """Start the highest size anew, at the present one."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    elif STATUS.exists():
+        STATUS.with_name("clear_refs").write_text("5")
 
 
 def compare(settings: dict) -> dict:
@@ -52,7 +66,7 @@ def compare(settings: dict) -> dict:
             # Scores, weights and their gradients, float32.
             if backend == "explicit" and 16 * length**2 > settings["limit"]:
                 continue
-            command = [sys.executable, "-m", __spec__.name, WORKER, backend, str(length), str(width)]
+            command = [sys.executable, "-m", MODULE, WORKER, backend, str(length), str(width)]
             run = subprocess.run(command, capture_output=True, text=True, check=True)
             sizes[str(length)] = int(run.stdout)
             print(f"{backend:9} n = {length:6}: {sizes[str(length)] / 2**20:8.1f} MiB")

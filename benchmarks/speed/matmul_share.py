@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.speed import measure, peers
 
 BASE = {"vocab_size": 8000, "d_model": 512, "num_heads": 8, "d_ff": 2048, "num_layers": 6}
-FULL = {"rounds": 5, "pairs": 32, "length": 48, "squares": [512, 1024, 2048], "size": BASE}
+FULL = {"rounds": 5, "pairs": 32, "length": 48, "squares": [512, 1024, 2048], "flops": 4e9, "size": BASE}
 TOY = {
-    "rounds": 1, "pairs": 2, "length": 5, "squares": [8],
+    "rounds": 1, "pairs": 2, "length": 5, "squares": [8], "flops": 1e5,
     "size": {"vocab_size": 31, "d_model": 16, "num_heads": 2, "d_ff": 32, "num_layers": 1},
 }  # fmt: skip
 
@@ -65,7 +65,7 @@ def share(settings: dict, dtype: torch.dtype | None) -> dict:
     work = {"training": counter.get_total_flops()}
     for n in settings["squares"]:
         a, b = (torch.randn(n, n, device=device, dtype=dtype or torch.float32) for _ in range(2))
-        repeats = max(1, int(4e9 / (2 * n**3)))
+        repeats = max(1, int(settings["flops"] / (2 * n**3)))
         candidates[f"product {n}"] = lambda a=a, b=b, r=repeats: [a @ b for _ in range(r)]
         work[f"product {n}"] = repeats * 2 * n**3
     seconds = measure.interleave(candidates, settings["rounds"])

@@ -94,6 +94,8 @@ class TorchModel(nn.Module):
         )  # fmt: skip
         self.output = nn.Linear(size.d_model, size.vocab_size, bias=False)
         self.output.weight = self.tgt_embedding.weight
+        for embedding in (self.src_embedding, self.tgt_embedding):
+            nn.init.normal_(embedding.weight, std=size.d_model**-0.5)
 
     def embed(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
         x = embedding(ids) * math.sqrt(embedding.embedding_dim)
