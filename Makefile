@@ -19,7 +19,7 @@ BOOK_SOURCES = Makefile _config.yml _toc.yml requirements.txt \
 	$(wildcard book/*.md book/*.bib book/*.yml tools/*.py src/*.py _static/* _templates/*) $(NOTEBOOKS)
 BUILT = _build/.built
 
-.PHONY: help environment book test execute experiments repository clean
+.PHONY: help environment book test execute experiments benchmarks repository clean
 
 help:
 	@echo "make book               build the HTML book"
@@ -27,6 +27,7 @@ help:
 	@echo "make execute            run all notebooks again and store their outputs;"
 	@echo "                        NOTEBOOKS=notebooks/X.ipynb for one"
 	@echo "make experiments        measure the long experiments again (half an hour)"
+	@echo "make benchmarks         measure the speed beside other libraries again (quiet machine)"
 	@echo "make repository URL=…   move the project to another GitHub address"
 	@echo "make clean              delete the built book (the environment stays)"
 
@@ -60,6 +61,12 @@ execute: environment
 experiments: environment
 	set -e; for script in benchmarks/*.py; do \
 		$(PY) -m "benchmarks.$$(basename "$$script" .py)"; \
+	done
+
+# One script a table row of the page "How fast is it"; gpu says so where there is none.
+benchmarks: environment
+	set -e; for name in training mixed_lengths decoding attention_memory matmul_share bfloat16 plan; do \
+		$(PY) -m benchmarks.speed.$$name; \
 	done
 
 repository: environment

@@ -218,8 +218,13 @@ class Transformer(nn.Module):
 
         One token, a chunk or a whole sentence: the logits are those of the full pass.
         """
-        x = self.decoder(tgt, cache.memory, cache.memory_mask, cache.layers)
-        return self.output(x)
+        return self.output(self.decode_hidden(tgt, cache))
+
+    def decode_hidden(
+        self, tgt: Int[Tensor, "B T"], cache: DecoderCache
+    ) -> Float[Tensor, "B T D"]:
+        """What `decode_cached` turns into logits; **appended to the cache** as there."""
+        return self.decoder(tgt, cache.memory, cache.memory_mask, cache.layers)
 
     def stepper(self, src: Int[Tensor, "B S"], max_len: int | None = None) -> "TransformerStepper":
         """A step function for `src.decoding`, with the memory of ``src`` and an empty cache."""
@@ -272,11 +277,14 @@ class TransformerStepper:
         self.model = model
         self.device = src.device  # where tokens are wanted
         self.cache = model.new_cache(src, max_len)
+        # For a few rows and a large vocabulary a CPU multiplies faster by a matrix stored this way.
+        self.readout = model.output.weight.t().contiguous()
 
     @torch.no_grad()
     def __call__(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
         """Feed the last token of each row; logits of the next."""
-        return self.model.decode_cached(tokens.unsqueeze(1), self.cache).squeeze(1)
+        x = self.model.decode_hidden(tokens.unsqueeze(1), self.cache)
+        return x.squeeze(1) @ self.readout
 
     def select(self, index: Int[Tensor, " M"]) -> None:
         """Keep, reorder, drop or repeat rows."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import notebooks
 import package
+import speed_page
 from docutils import nodes
 from sphinx.util import logging
 
@@ -110,6 +111,9 @@ GENERATED = {
     "corrections": corrections,
     "chapters": chapters,
     "modules": modules,
+    "speed": speed_page.speed,
+    "gpu": speed_page.gpu,
+    "plan": speed_page.plan,
 }
 
 
