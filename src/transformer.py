@@ -284,7 +284,9 @@ class TransformerStepper:
     def __call__(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
         """Feed the last token of each row; logits of the next."""
         x = self.model.decode_hidden(tokens.unsqueeze(1), self.cache)
-        return x.squeeze(1) @ self.readout
+        logits = x.squeeze(1) @ self.readout
+        bias = self.model.output.bias  # taken over from elsewhere, as Marian's
+        return logits if bias is None else logits + bias
 
     def select(self, index: Int[Tensor, " M"]) -> None:
         """Keep, reorder, drop or repeat rows."""
