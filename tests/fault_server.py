@@ -1,12 +1,16 @@
 """Runs tests on faulty copies of the package, each in a process of its own.
 
-Importing PyTorch takes longer than any of these tests, so it is imported once, here, and every
-run is a fork of this process. The package itself is imported in the forks only.
+Importing PyTorch takes longer than any of these tests, so it and all else that the package and
+its tests use is imported once, here, and every run is a fork of this process. The package itself
+is imported in the forks only.
 
 Reads one JSON line a run, ``[folder, [test, …]]``; answers with the exit status of pytest, whose
 output goes to ``folder/log.txt``.
 """
 
+import contextlib
+import gc
+import io
 import json
 import os
 import resource
@@ -16,11 +20,20 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # a plugin could import the real package
 sys.dont_write_bytecode = True
 
+import babel.dates  # noqa: E402, F401
+import d2l.torch  # noqa: E402, F401
 import hypothesis  # noqa: E402, F401
+import IPython.display  # noqa: E402, F401
 import jaxtyping  # noqa: E402, F401
 import matplotlib.pyplot  # noqa: E402, F401
 import pytest  # noqa: E402
-import torch  # noqa: E402, F401
+import sacrebleu  # noqa: E402, F401
+import safetensors.torch  # noqa: E402, F401
+import tokenizers  # noqa: E402, F401
+import torch  # noqa: E402
+import torch._dynamo  # noqa: E402, F401
+import tqdm.auto  # noqa: E402, F401
+import transformers.models.bert.modeling_bert  # noqa: E402, F401
 
 LIMIT = 120  # seconds of computing: a fault may well make a loop endless
 
@@ -42,7 +55,11 @@ def run(folder: str, tests: list[str]) -> int:
 
 def main() -> None:
     """Answer requests until there are no more."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        pytest.main(["--version"])  # imports pytest's own plugins
+    torch.testing.assert_close(torch.ones(1), torch.ones(1))  # imports SymPy, and more
     assert "src" not in sys.modules
+    gc.freeze()  # what is here by now stays: pytest makes Python look for garbage at each end
     for line in sys.stdin:
         child = os.fork()
         if not child:

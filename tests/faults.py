@@ -195,8 +195,8 @@ FAULTS = [
     ),
     Fault(
         "mask keeps its rows", "src/cache.py",
-        "self.memory_mask = self.memory_mask.index_select(0, index)",
-        "self.memory_mask = self.memory_mask[: len(index)]",
+        "self.memory_mask = self.memory_mask.index_select(0, kept)",
+        "self.memory_mask = self.memory_mask[: len(kept)]",
         CACHE + "decoder_cache_moves_layers_memory_and_mask_together",
     ),
     Fault(
