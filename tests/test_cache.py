@@ -141,3 +141,13 @@ def test_sentences_with_unequally_many_beams_get_copies():
     cache = DecoderCache([KVCache(B, H, N, K)], memory, None)
     cache.select(torch.tensor([0, 0, 1]))
     assert torch.equal(cache.memory[0][0], memory[0][0][[0, 0, 1]])
+
+
+def test_sentences_that_change_places_take_their_memory_along():
+    memory, mask = [pair(7)], torch.rand(B, 1, 7) > 0.5
+    cache = DecoderCache([KVCache(B, H, N, K)], memory, mask)
+    index = torch.tensor([2, 0, 1])
+    cache.select(index)
+    assert torch.equal(cache.memory[0][0], memory[0][0][index])
+    assert torch.equal(cache.memory[0][1], memory[0][1][index])
+    assert torch.equal(cache.memory_mask, mask[index])

@@ -29,7 +29,7 @@ def tatoeba(tmp_path, monkeypatch):
     """A file of Tatoeba's form with a case for each thing that cleaning does."""
     english_german_french_spanish = [
         ("Hello!", "Hallo!", "Bonjour\u202f!", "-"),
-        ("Hello!", "-", "Bonjour !", "¡Hola!"),  # the same as the line before, once normalised
+        ("Hello!", "-", "Bonjour\xa0!", "¡Hola!"),  # the same as the line before, once normalised
         ("I see her.", "Ich sehe sie.", "Je la vois.", "La veo."),
         ("They killed time.", "-", "Ils passaient le temps.", "-"),
         ("We play chess.", "-", "Nous jouons jusqu’à l’aube pour tuer l’ennui.", "-"),

@@ -86,6 +86,12 @@ def test_no_day_is_on_both_sides_and_seeds_decide():
     assert load_dates(300, 101, seed=4)[0] != train
 
 
+def test_no_day_is_drawn_twice(monkeypatch):
+    monkeypatch.setattr("src.dates.LAST", FIRST + datetime.timedelta(days=100))
+    train, test = load_dates(90, 11)
+    assert len({pair.target.split(" 星")[0] for pair in train + test}) == 101  # all that there are
+
+
 def test_word_tokenizers_keep_the_tokens():
     train, test = load_dates(1500, 50)
     for side in (0, 1):
@@ -120,13 +126,13 @@ def test_agreement_counts_by_hand():
     weights[0, 1, 5] = 1.0  # one too late
     weights[0, 2, 5] = weights[0, 2, 6] = 0.25  # right by half; the first of two equals counts
     weights[0, 2, 0] = 0.2
-    weights[0, 3, 0] = 1.0  # wrong
+    weights[0, 3, 7] = 1.0  # one too late, too
     weights[0, 5:7, 0] = 1.0  # right, twice
     weights[0, 8, 0] = 1.0  # wrong: one too early
     found = alignment_agreement(weights, [pair])
     # 年, 月 and 日 have no source: 7 of 10 characters count.
     assert found.argmax == pytest.approx(4 / 7)
-    assert found.or_next == pytest.approx(5 / 7)
+    assert found.or_next == pytest.approx(6 / 7)
     assert found.mass == pytest.approx((1 + 0 + 0.25 + 0 + 2 + 0) / 7)
     assert found.chance == pytest.approx(1 / 7)
 

@@ -142,6 +142,11 @@ def test_the_data_are_the_rounded_ones():
     assert (torch.tensor(data["keys"], dtype=torch.float64) - KEYS).abs().max() <= 0.00051
 
 
+def test_the_sentence_of_the_scores_is_right():
+    # softmax of (8, −4, ½) / 4
+    assert "at d = 16: cat 0.83, dog 0.04, &lt;car&gt; 0.13." in score_playground().data
+
+
 def test_candidates_are_the_best_in_order():
     probabilities = torch.zeros(2, 11, dtype=torch.float64)
     probabilities[0, [9, 4, 5, 6, 7, 8, 10]] = torch.tensor([0.1, 0.2, 0.1, 0.3, 0.1, 0.1, 0.1]).double()
@@ -380,6 +385,14 @@ def test_score_playground_answers(browser):  # noqa: F811
         show.select("Query", "wheel")
         show.page.get_by_text("<car>", exact=True).click()
         assert show.said() == "Entropy 0.00 of at most 0.00; most weight, 1.00, on “<car>”."
+
+
+@in_a_browser
+def test_scores_that_exp_cannot_hold(browser):  # noqa: F811
+    scores = [[900.0, 899.0, -900.0], [-900.0, -1800.0, -901.0]]
+    with Show(browser, score_playground(scores=scores, width=1)) as show:
+        assert show.said() == "Entropy 0.58 of at most 1.10; most weight, 0.73, on “cat”."
+        assert "most weight, 0.73, on “cat”" in show.select("Query", "wheel")
 
 
 @in_a_browser

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from src.assets import ASSETS, fetch
 from src.pretrained import (
@@ -146,6 +149,20 @@ def test_every_parameter_is_written(tiny_tensors):
             parameter.fill_(float("nan"))
     copy_bert_weights(encoder, tiny_tensors[1])
     assert all(parameter.isfinite().all() for parameter in encoder.parameters())
+
+
+def test_embedding_is_the_mean_over_real_tokens_of_length_1():
+    """The definition, one text at a time, on a small random encoder."""
+    words = {f"w{i}": i for i in range(TINY["vocab_size"])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w1"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.enable_padding(pad_id=0, pad_token="w0")
+    encoder, texts = tiny_encoder(), ["w5 w3", "w2 w7 w11 w13 w4", "w9"]
+    found = sentence_embedding(encoder, tokenizer, texts)
+    for embedding, text in zip(found, texts, strict=True):
+        ids = torch.tensor([[words[word] for word in text.split()]])
+        mean = encoder(ids)[0].mean(dim=0)
+        torch.testing.assert_close(embedding, mean / mean.norm(), atol=1e-12, rtol=0)
 
 
 def test_unused_tensors_are_named_and_everything_else_is_used(minilm):

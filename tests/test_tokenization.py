@@ -47,6 +47,7 @@ def test_normalise_twice_is_normalise(text):
     [
         ("L\u2019\xe9t\xe9", "L'été"),
         ("L'e\u0301t\u200be\u0301", "L'été"),
+        ("e\u200b\u0301te\u00ad\u0301", "été"),
         ("Quoi\u202f?\xa0 Rien\u3000!", "Quoi ? Rien !"),
         ("Il dit\xa0: «\xa0Viens.\xa0»", 'Il dit : "Viens."'),
         ("Er sagte: „Komm!“ und »geh«.", 'Er sagte: "Komm!" und "geh".'),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from src.batches import Batch, BucketedBatches
+from src.checkpoints import read_header
 from src.evaluation import switched
 from src.training import (
     Evaluation,
@@ -285,17 +286,22 @@ def test_mean_of_means_would_be_wrong_here():
     assert (moment - right[name]).norm() > 0.01 * right[name].norm()
 
 
-def test_the_first_update_is_the_one_written_by_hand():
-    batch = next(iter(BucketedBatches(copy_examples(), batch_size=5)))
+def test_the_first_updates_are_those_written_by_hand():
+    """Two: to one alone Adam's answer is the same whatever the gradient's norm."""
+    batches = list(BucketedBatches(copy_examples(), batch_size=5))[:2]
     model = tiny_model().double()  # some gradients are 0 but for rounding, and Adam divides
     byhand = copy.deepcopy(model)
-    trainer(model, [batch], steps=1, clip=0.01, warmup=4, lr=0.1).fit()
-    logits = byhand(batch.src, batch.tgt_in)
-    F.cross_entropy(
-        logits.transpose(1, 2), batch.tgt_out, ignore_index=0, label_smoothing=0.1
-    ).backward()
-    nn.utils.clip_grad_norm_(byhand.parameters(), 0.01)
-    torch.optim.Adam(byhand.parameters(), lr=0.1 / 4, betas=(0.9, 0.98), eps=1e-9).step()
+    trainer(model, batches, steps=2, clip=0.01, warmup=4, lr=0.1).fit()
+    adam = torch.optim.Adam(byhand.parameters(), betas=(0.9, 0.98), eps=1e-9)
+    for step, batch in enumerate(batches, 1):
+        logits = byhand(batch.src, batch.tgt_in)
+        adam.zero_grad()
+        F.cross_entropy(
+            logits.transpose(1, 2), batch.tgt_out, ignore_index=0, label_smoothing=0.1
+        ).backward()
+        assert nn.utils.clip_grad_norm_(byhand.parameters(), 0.01) > 0.02
+        adam.param_groups[0]["lr"] = 0.1 * step / 4
+        adam.step()
     for mine, other in zip(model.parameters(), byhand.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-7, atol=1e-9)
 
@@ -395,6 +401,28 @@ def test_epochs_come_in_new_orders_and_runs_repeat():
 
     assert losses(1) == losses(1)
     assert losses(1) != losses(2)  # dropout
+
+
+def test_every_epoch_is_announced_to_the_batches():
+    class Announced(list):
+        epochs = []
+
+        def set_epoch(self, epoch):
+            self.epochs.append(epoch)
+
+    batches = Announced(list(BucketedBatches(copy_examples(), batch_size=20)))
+    trainer(tiny_model(), batches, steps=None, epochs=3).fit()
+    assert batches.epochs == [0, 1, 2]
+
+
+def test_the_best_loss_is_the_least(tmp_path, monkeypatch):
+    losses = iter([2.0, 1.0, 3.0])
+    monkeypatch.setattr("src.training.evaluate", lambda *arguments: next(losses))
+    batches = BucketedBatches(copy_examples(), batch_size=20)
+    run = trainer(tiny_model(), batches, steps=3, eval_every=1, valid=batches, directory=tmp_path)
+    run.fit()
+    assert read_header(tmp_path / "best.safetensors")["state"]["loss"] == 1.0
+    assert run.best == -1.0 and run.stale == 1
 
 
 def test_patience_stops_and_is_off_by_default():
