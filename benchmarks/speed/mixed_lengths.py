@@ -13,12 +13,11 @@ import dataclasses
 import torch
 
 from benchmarks.speed import measure, peers
-from src.batches import Batch, BucketedBatches, Example, pad
+from src.batches import Batch, BucketedBatches, Example, encode_pairs, pad
 from src.data import load_pairs
-from src.batches import encode_pairs
 from src.tokenization import WordTokenizer
 
-FULL = {"rounds": 7, "pairs": 1024, "batch_size": 64, "max_tokens": 1024, "size": {}}
+FULL = {"rounds": 5, "pairs": 256, "batch_size": 64, "max_tokens": 1024, "size": {}}
 TOY = {
     "rounds": 1, "pairs": 12, "batch_size": 4, "max_tokens": 64,
     "size": {"vocab_size": 200, "d_model": 16, "num_heads": 2, "d_ff": 32, "num_layers": 1},
