@@ -1,6 +1,7 @@
 """The project's layout: who imports whom, what is pinned, where the address stands, both commands."""
 
 import ast
+import graphlib
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ import readme
 
 LEVELS = package.levels()
 MODULES = package.modules()
+FILES = package.files()
 TEXTS = [
     path
     for pattern in (
@@ -36,14 +38,34 @@ def test_every_module_has_one_level():
     assert sorted(LEVELS) == sorted(MODULES), "the table of CONTRIBUTING.md lists other modules"
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
+def test_every_file_of_the_package_is_seen():
+    seen = set(FILES.values()) | {ROOT / "src" / "__init__.py"}
+    assert seen == set((ROOT / "src").rglob("*.py"))
+    assert {"checks", "checks.engine", "live.page", "masks"} <= set(FILES)
+
+
+def imported(name):
+    """The modules that a module imports, as in `FILES`."""
+    return {package.module_of(found, FILES) for found in package.imports(FILES[name])}
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
 def test_imports_go_downwards(name):
-    for other in package.imports(MODULES[name]):
-        level = LEVELS[other]
-        if level is None:
-            assert LEVELS[name] is None, f"{name} imports {other}, which is for notebooks only"
-        elif LEVELS[name] is not None:
-            assert level < LEVELS[name], f"{name} imports {other}, which does not stand below it"
+    own = name.partition(".")[0]
+    for other in imported(name):
+        whole = other.partition(".")[0]
+        level = LEVELS[whole]
+        if whole == own:
+            assert other != own, f"{name} imports its own package"
+        elif level is None:
+            assert LEVELS[own] is None, f"{name} imports {other}, which is for notebooks only"
+        elif LEVELS[own] is not None:
+            assert level < LEVELS[own], f"{name} imports {other}, which does not stand below it"
+
+
+def test_no_imports_run_in_a_circle():
+    order = list(graphlib.TopologicalSorter({n: imported(n) for n in FILES}).static_order())
+    assert order.index("checks.engine") < order.index("checks.pooling") < order.index("checks")
 
 
 def test_imports_are_seen_wherever_they_stand(tmp_path):
@@ -52,23 +74,38 @@ def test_imports_are_seen_wherever_they_stand(tmp_path):
         "import torch\nimport src.a\nfrom src.b import c\nfrom src import d\n"
         "def f():\n    from src.e.x import y\n"
     )
-    assert package.imports(path) == {"a", "b", "d", "e"}
+    assert package.imports(path) == {"a", "b.c", "d", "e.x.y"}
     path.write_text("from .a import b\n")
     with pytest.raises(ValueError, match=r"module\.py: relative import"):
         package.imports(path)
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
+def test_the_module_of_a_name_is_its_longest_known_beginning():
+    known = {"e", "e.x", "b"}
+    assert [package.module_of(n, known) for n in ("e.x.y", "e.y", "b")] == ["e.x", "e", "b"]
+    with pytest.raises(ValueError, match="src holds no module that z.y could come from"):
+        package.module_of("z.y", known)
+
+
+def public(nodes):
+    """Functions and classes whose names do not start with a line, and the classes' methods."""
+    for node in nodes:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            yield node
+            yield from public(node.body if isinstance(node, ast.ClassDef) else [])
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
 def test_public_names_have_docstrings(name):
-    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    public = [n for n in tree.body if isinstance(n, kinds) and not n.name.startswith("_")]
-    bare = [node.name for node in public if not ast.get_docstring(node)]
-    assert ast.get_docstring(tree) and not bare
+    tree = ast.parse(FILES[name].read_text(encoding="utf-8"))
+    found = list(public(tree.body))
+    # A method that several classes of a file define is described once, where it is declared.
+    described = {node.name for node in found if ast.get_docstring(node)}
+    assert ast.get_docstring(tree) and {node.name for node in found} == described
 
 
 @pytest.mark.parametrize(
-    "path", [*MODULES.values(), *sorted(ROOT.glob("tools/*.py"))], ids=lambda p: f"{p.parts[-2]}/{p.stem}"
+    "path", [*FILES.values(), *sorted(ROOT.glob("tools/*.py"))], ids=lambda p: f"{p.parts[-2]}/{p.stem}"
 )
 def test_lines_fit(path):
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -111,7 +148,7 @@ def test_the_package_declares_what_it_imports():
     declared = {Requirement(d).name.lower().replace("-", "_") for d in project()["dependencies"]}
     declared |= {"ipython" if d == "ipython" else d for d in declared}
     imported = set()
-    for path in MODULES.values():
+    for path in FILES.values():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.split(".")[0] for alias in node.names}

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Container
 from pathlib import Path
 
 from repository import ROOT
@@ -11,6 +12,12 @@ def modules(folder: Path = ROOT / "src") -> dict[str, Path]:
     """List the modules of `src` by name, without the package's own `__init__`."""
     files = {p.stem: p for p in sorted(folder.glob("*.py")) if p.stem != "__init__"}
     return files | {p.parent.name: p for p in sorted(folder.glob("*/__init__.py"))}
+
+
+def files(folder: Path = ROOT / "src") -> dict[str, Path]:
+    """List every file of `src` by name, also inside packages: ``checks``, ``checks.engine``."""
+    inner = {f"{p.parent.name}.{p.stem}": p for p in sorted(folder.glob("*/*.py"))}
+    return modules(folder) | {n: p for n, p in inner.items() if p.stem != "__init__"}
 
 
 def levels(page: Path = ROOT / "CONTRIBUTING.md") -> dict[str, int | None]:
@@ -25,7 +32,7 @@ def levels(page: Path = ROOT / "CONTRIBUTING.md") -> dict[str, int | None]:
 
 
 def imports(path: Path, package: str = "src") -> set[str]:
-    """List the modules of the package that a file imports, also inside functions."""
+    """List what a file imports from the package, also inside functions, as ``module.name``."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -36,5 +43,19 @@ def imports(path: Path, package: str = "src") -> set[str]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
-        found |= {n.split(".")[1] for n in names if n.startswith(f"{package}.")}
+        found |= {n.removeprefix(f"{package}.") for n in names if n.startswith(f"{package}.")}
     return found
+
+
+def module_of(name: str, known: Container[str]) -> str:
+    """Find the module that an imported name belongs to: its longest known beginning.
+
+    Raises:
+        ValueError: If no beginning is known.
+    """
+    begin = name
+    while begin not in known:
+        if "." not in begin:
+            raise ValueError(f"src holds no module that {name} could come from")
+        begin = begin.rpartition(".")[0]
+    return begin

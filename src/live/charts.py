@@ -66,7 +66,8 @@ def kernel_regression(
     width: float | int = 1.0,
     widths: tuple[float | int, float | int] = (0.05, 3.0),
     title: str = "Width, kernel and what a query sees",
-    caption: str = "Find the width with the least error; then point at the plot: its x is the query.",
+    caption: str = "Find the width with the least error; then point at the plot: its x is the "
+    "query.",
 ) -> HTML:
     """Nadaraya–Watson regression computed again at each move, with the kernels of `src.pooling`.
 
@@ -98,7 +99,8 @@ def kernel_regression(
     low, high = widths
     if not 0 < low <= width <= high or low == high:
         raise ValueError(f"width must lie within widths, 0 < {low} ≤ width ≤ {high}, got {width}")
-    ladder = sorted({round(low * (high / low) ** (i / 40), 3) for i in range(41)} | {round(width, 3)})
+    ladder = {round(low * (high / low) ** (i / 40), 3) for i in range(41)}
+    ladder = sorted(ladder | {round(width, 3)})
     x, y = held_out
     x = numbers("held_out[0]", x, "N")
     return page(
@@ -122,7 +124,8 @@ def position_waves(
     table,
     *,
     title: str = "Sinusoidal positions",
-    caption: str = "The first pairs turn fast, the last ones slowly. Point at a plot to choose a position.",
+    caption: str = "The first pairs turn fast, the last ones slowly. Point at a plot to choose a "
+    "position.",
 ) -> HTML:
     """One pair of columns of the sinusoidal table as waves, and the dot products of one position.
 

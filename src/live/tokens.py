@@ -108,7 +108,8 @@ def head_maps(
         {"sentences": sentences},
         title=title,
         caption=caption,
-        still=f"Attention weights of {len(sentences[0]['maps'])} layers on “{' '.join(tokens[0])}”.",
+        still=f"Attention weights of {len(sentences[0]['maps'])} layers on "
+        f"“{' '.join(tokens[0])}”.",
     )
 
 
