@@ -24,7 +24,10 @@ import d2l.torch  # noqa: E402, F401
 import hypothesis  # noqa: E402
 import IPython.display  # noqa: E402, F401
 import jaxtyping  # noqa: E402, F401
+import matplotlib.backends.backend_agg  # noqa: E402, F401
 import matplotlib.pyplot  # noqa: E402, F401
+import platformdirs  # noqa: E402, F401
+import pypi_simple  # noqa: E402, F401
 import pytest  # noqa: E402
 import sacrebleu  # noqa: E402, F401
 import safetensors.torch  # noqa: E402, F401
@@ -61,7 +64,7 @@ def run(folder: str, tests: list[str]) -> int:
 def main() -> None:
     """Answer requests until there are no more."""
     with contextlib.redirect_stdout(io.StringIO()):
-        pytest.main(["--version"])  # imports pytest's own plugins
+        pytest.main(["--markers", "--noconftest", "-c", os.devnull])  # imports pytest's own plugins
     torch.testing.assert_close(torch.ones(1), torch.ones(1))  # imports SymPy, and more
     assert "src" not in sys.modules
     gc.freeze()  # what is here by now stays: pytest makes Python look for garbage at each end

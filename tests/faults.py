@@ -1167,12 +1167,6 @@ FAULTS = [
         LIVE + "scores_that_exp_cannot_hold",
     ),
     Fault(
-        "divided by d in the reader's scores", "src/live/score_playground.js",
-        "score / Math.sqrt(divisor.value)",
-        "score / divisor.value",
-        LIVE + "score_playground_answers",
-    ),
-    Fault(
         "a tent for the parabola in the reader's kernels", "src/live/kernel_regression.js",
         "1 - u * u",
         "1 - Math.abs(u)",
