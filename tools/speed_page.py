@@ -90,9 +90,9 @@ def plan() -> str:
     settings = data["settings"]
     lines = [
         f"The base model has {data['parameters'] / 1e6:.0f} million weights. One target token with "
-        f"its source token costs {data['flops_per_token'] / 1e6:.0f} MFLOP, forwards and backwards, "
-        f"counted by PyTorch's FLOP counter. The paper makes {settings['updates']:,} updates of "
-        f"about {settings['tokens_per_update']:,} target tokens: "
+        f"its source token costs {data['flops_per_token'] / 1e6:.0f} MFLOP, forwards and "
+        f"backwards, counted by PyTorch's FLOP counter. The paper makes {settings['updates']:,} "
+        f"updates of about {settings['tokens_per_update']:,} target tokens: "
         f"{data['flops'] / 1e18:.2f} · 10¹⁸ FLOP. Here is what that takes {said}.",
         "",
         "| devices | hours | tokens a device and update | weights, gradients, moments a device | "
@@ -103,7 +103,8 @@ def plan() -> str:
         hours = data["flops"] / rate / n / 3600
         lines.append(
             f"| {n} | {hours:.2g} | {settings['tokens_per_update'] / n:,.0f} | "
-            f"{data['state_bytes'] / 2**30:.2f} GiB | {data['sent_bytes'][str(n)] / 2**20:,.0f} MiB |"
+            f"{data['state_bytes'] / 2**30:.2f} GiB | "
+            f"{data['sent_bytes'][str(n)] / 2**20:,.0f} MiB |"
         )
     lines += [
         "",

@@ -16,7 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.speed import measure, peers
 
 BASE = {"vocab_size": 8000, "d_model": 512, "num_heads": 8, "d_ff": 2048, "num_layers": 6}
-FULL = {"rounds": 5, "pairs": 32, "length": 48, "squares": [512, 1024, 2048], "flops": 4e9, "size": BASE}
+FULL = {
+    "rounds": 5, "pairs": 32, "length": 48, "squares": [512, 1024, 2048], "flops": 4e9,
+    "size": BASE,
+}  # fmt: skip
 TOY = {
     "rounds": 1, "pairs": 2, "length": 5, "squares": [8], "flops": 1e5,
     "size": {"vocab_size": 31, "d_model": 16, "num_heads": 2, "d_ff": 32, "num_layers": 1},

@@ -191,7 +191,7 @@ class XTransformers:
             "heads": size.num_heads, "attn_dim_head": size.d_model // size.num_heads,
             "ff_mult": size.d_ff / size.d_model, "ff_dropout": size.dropout, "attn_flash": True,
         }  # fmt: skip
-        named = {f"{side}_{name}": value for side in ("enc", "dec") for name, value in sides.items()}
+        named = {f"{side}_{k}": value for side in ("enc", "dec") for k, value in sides.items()}
         self.module = XTransformer(dim=size.d_model, pad_value=PAD, ignore_index=PAD, **named)
         decoder = self.module.decoder.net
         decoder.to_logits.weight = decoder.token_emb.emb.weight
