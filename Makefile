@@ -19,10 +19,11 @@ BOOK_SOURCES = Makefile _config.yml _toc.yml requirements.txt \
 	$(wildcard book/*.md book/*.bib book/*.yml tools/*.py src/*.py _static/* _templates/*) $(NOTEBOOKS)
 BUILT = _build/.built
 
-.PHONY: help environment book test execute experiments benchmarks repository clean
+.PHONY: help environment book pdf test execute experiments benchmarks repository clean
 
 help:
 	@echo "make book               build the HTML book"
+	@echo "make pdf                the same, and print it as one PDF (needs Chromium)"
 	@echo "make test               run every check (unit tests, notebooks, the book)"
 	@echo "make execute            run all notebooks again and store their outputs;"
 	@echo "                        NOTEBOOKS=notebooks/X.ipynb for one"
@@ -37,6 +38,10 @@ environment:
 book: environment
 	@$(MAKE) --no-print-directory $(BUILT)
 	@echo "The book is built. Open _build/html/index.html in a browser."
+
+pdf: environment
+	@$(MAKE) --no-print-directory $(BUILT)
+	@$(PY) tools/pdf.py
 
 # The stamp is written only after a build without a warning, so a failed build is never kept.
 # Building afresh takes seconds and leaves no page of a chapter that is gone.

@@ -14,9 +14,15 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import yaml
 from bs4 import BeautifulSoup
+from pypdf import PdfReader
 from sample import FILE, ROOT, code, notebooks, repository, sample_cells, write
 
+import browser
+import chapter_pages
+import front_page
 import package
+import pdf
+import stamp
 
 HTML = ROOT / "_build" / "html"
 # Made by Sphinx without text of ours, as are the pages of source.
@@ -83,7 +89,7 @@ def test_pictures_have_alt_text(html, page):
 
 @each_page
 def test_figures_have_captions(html, page):
-    for figure in html.select("article figure"):
+    for figure in html.select("article figure:not(.live)"):
         if not figure.select_one("figcaption .caption-text"):
             yield figure.get("id")
 
@@ -215,6 +221,172 @@ def test_the_reference_documents_every_module():
         assert f"src.{module}" in " ".join(h.get_text() for h in page.select("h2"))
         if module != "train":
             assert any(i.startswith(f"src.{module}.") for i in documented), module
+
+
+def test_a_row_of_the_ledger_can_be_reached_from_its_box():
+    ledger = soup(HTML / "book" / "claims.html")
+    for f in notebooks.findings():
+        page = soup(HTML / "notebooks" / f"{f.notebook.stem}.html")
+        says = page.find(id=chapter_pages.target_of(f.claim.id)).select_one(".says")
+        words = re.sub(r"\W|\\[()]", "", f.claim.statement.replace("$", ""))
+        assert words in re.sub(r"\W|\\[()]", "", says.get_text()), f.claim.id
+        path, _, anchor = says.a["href"].partition("#")
+        assert path == "../book/claims.html"
+        row = ledger.find(id=anchor).find_parent("tr")
+        assert row.td.get_text(strip=True) == f.claim.id
+
+
+@pytest.mark.parametrize("path", notebooks.all_notebooks(), ids=lambda p: p.stem)
+def test_a_chapter_says_how_long_it_is_and_what_it_needs(path):
+    page = soup(HTML / "notebooks" / f"{path.stem}.html")
+    cells = notebooks.read(path)
+    about = page.select_one("article h1").find_next(class_="about").get_text()
+    assert about.startswith(f"About {chapter_pages.minutes(cells)} minutes of reading")
+    opening = str(page.select_one("article")).partition("<h2")[0]
+    assert "You need" in opening and "You will be able to" in opening
+
+
+def test_the_reading_time_follows_from_words_and_lines():
+    words = {"cell_type": "markdown", "metadata": {}, "source": "word " * 1800 + "$a + b$ " * 180}
+    lines = {"cell_type": "code", "metadata": {}, "source": "x = 1\n\n" * 400}
+    hidden = lines | {"metadata": {"tags": ["remove-cell"]}}
+    assert chapter_pages.minutes([]) == 5
+    assert chapter_pages.minutes([words]) == 10  # 11
+    assert chapter_pages.minutes([words, lines, hidden]) == 20  # 21
+
+
+def test_chinese_terms_lead_to_the_glossary():
+    terms = chapter_pages.chinese_terms()
+    assert terms["查询"] == "query" and terms["基于位置的前馈网络"] == "feed-forward network"
+    assert "分数" not in terms  # it stands beside BLEU, and in other words
+    links = soup(HTML / "notebooks" / "ch10_3_scoring_functions.html").select(
+        "article a[href^='../book/glossary.html#term-']"
+    )
+    shown = [link.get_text() for link in links]
+    assert "查询" in shown and len(shown) == len(set(shown))
+
+
+def test_a_chinese_word_of_two_terms_is_refused(tmp_path):
+    page = tmp_path / "glossary.md"
+    page.write_text("one\n  一. First.\n\ntwo\n  一. Second.\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"glossary\.md: 一 stands with one and two"):
+        chapter_pages.chinese_terms(page)
+
+
+def test_the_front_page_counts_as_the_ledger_does():
+    text = soup(HTML / "book" / "index.html").select_one(".front .hello").get_text()
+    found = notebooks.findings()
+    assert f"{len(found)} statements" in text
+    for verdict in notebooks.VERDICTS:
+        number = soup(HTML / "book" / "index.html").select_one(f".hello .verdict.{verdict}")
+        assert int(number.get_text()) == sum(f.verdict == verdict for f in found)
+
+
+def test_the_front_page_shows_a_figure_that_a_chapter_computed():
+    figure = soup(HTML / "book" / "index.html").select_one("article figure.live")
+    name = figure["id"].removesuffix("-front")
+    chapter = figure.find_next(class_="about").a["href"]
+    assert soup((HTML / "book" / chapter).resolve()).find(id=name)
+    assert front_page.live().count("<figure") == 1
+
+
+def test_the_front_page_has_a_card_for_every_chapter():
+    cards = soup(HTML / "book" / "index.html").select(".chapters .chapter")
+    paths = notebooks.all_notebooks()
+    assert len(cards) == len(paths)
+    for card, path in zip(cards, paths, strict=True):
+        assert card.a["href"] == f"../notebooks/{path.stem}.html"
+        assert notebooks.question(path)[:20] in card.get_text()
+        assert f"{chapter_pages.minutes(notebooks.read(path))} minutes" in card.get_text()
+
+
+@each_page
+def test_a_page_names_its_commit(html, page):
+    found = html.select("footer .stamp a")
+    wanted = stamp.commit(ROOT) is not None
+    if bool(found) != wanted:
+        yield f"{len(found)} commits"
+    for link in found:
+        if not re.fullmatch(rf"{re.escape(repository.address())}/commit/[0-9a-f]+", link["href"]):
+            yield link["href"]
+
+
+def test_the_commit_comes_from_git_else_from_the_environment(tmp_path, monkeypatch):
+    monkeypatch.delenv(stamp.VARIABLE, raising=False)
+    assert stamp.commit(tmp_path) is None and stamp.footer(tmp_path, "x") == ""
+    monkeypatch.setenv(stamp.VARIABLE, "0123456789")
+    assert stamp.commit(tmp_path) == ("0123456789", False)
+    monkeypatch.setenv(stamp.VARIABLE, "main")
+    with pytest.raises(ValueError, match="COURSE_COMMIT must be 7 to 40 hexadecimal digits"):
+        stamp.commit(tmp_path)
+    git = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    (tmp_path / "a").write_text("1")
+    for command in (["init", "-q"], ["add", "a"], ["commit", "-q", "-m", "a"]):
+        subprocess.run([*git, *command], check=True)
+    name, changed = stamp.commit(tmp_path)
+    assert re.fullmatch("[0-9a-f]{40}", name) and not changed
+    (tmp_path / "a").write_text("2")
+    assert stamp.commit(tmp_path) == (name, True)
+    assert f"x/commit/{name}" in stamp.footer(tmp_path, "x")
+    (tmp_path / "inner").mkdir()  # a folder of another project's repository
+    monkeypatch.delenv(stamp.VARIABLE)
+    assert stamp.commit(tmp_path / "inner") is None
+
+
+# --- the PDF
+
+PDF = HTML / "_static" / pdf.FILE
+
+
+def test_the_pdf_is_offered_where_it_is_and_only_there():
+    links = soup(HTML / "book" / "index.html").select(f"a[href$='{pdf.FILE}']")
+    assert len(links) == PDF.is_file()
+
+
+def test_the_pdf_holds_every_chapter_with_outline_and_tags():
+    if not PDF.is_file():
+        assert browser.find() is None, "no PDF, though there is a Chromium: run make pdf"
+        pytest.skip("no Chromium or Chrome on this machine, so no PDF")
+    reader = PdfReader(PDF)
+    root = reader.trailer["/Root"]
+    assert root["/MarkInfo"]["/Marked"] and "/StructTreeRoot" in root
+    entries = [e for e in reader.outline if not isinstance(e, list)]
+    starts = {}
+    for entry in entries:
+        starts.setdefault(entry.title, reader.get_destination_page_number(entry))
+    ordered = sorted(set(starts.values())) + [len(reader.pages)]
+    for path in notebooks.all_notebooks():
+        wanted = notebooks.title(path)
+        (start,) = [page for title, page in starts.items() if title.startswith(wanted)]
+        assert ordered[ordered.index(start) + 1] - start >= 5, wanted
+
+
+def test_without_a_chromium_no_pdf_is_made_and_that_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(browser, "find", lambda: None)
+    assert pdf.main(["--book", str(tmp_path)]) == 2
+    assert "printing needs Chromium or Chrome" in capsys.readouterr().err
+    assert pdf.main(["--book", str(tmp_path), "--optional"]) == 0
+    with pytest.raises(FileNotFoundError, match="no Chromium or Chrome on this machine"):
+        with browser.start():
+            pass
+
+
+def test_a_pdf_of_no_book_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(browser, "find", lambda: "somewhere")
+    assert pdf.main(["--book", str(tmp_path)]) == 1
+    assert "run make book first" in capsys.readouterr().err
+
+
+def test_the_link_to_the_pdf_replaces_an_older_one(tmp_path):
+    page, file = tmp_path / "index.html", tmp_path / "a.pdf"
+    file.write_bytes(b"x" * 2_400_000)
+    page.write_text(f"<p>{pdf.BEGIN}{pdf.END}</p>")
+    for _ in range(2):
+        pdf.offer(page, file, "../a.pdf")
+        assert page.read_text().count('href="../a.pdf"') == 1 and "PDF, 2 MB" in page.read_text()
+    page.write_text("<p></p>")
+    with pytest.raises(ValueError, match=r"index\.html must hold .* once, found 0"):
+        pdf.offer(page, file, "../a.pdf")
 
 
 # --- what makes a build fail

@@ -3,53 +3,34 @@
 Skipped where there is no Chromium or Chrome; `.ci/run` installs one.
 """
 
-import functools
-import http.server
-import shutil
-import threading
 from pathlib import Path
 
+import axe_playwright_python
 import pytest
-from sample import ROOT
+from sample import ROOT, notebooks
+
+import browser as chromium  # in tools/, which `sample` has put on the path
 
 HTML = ROOT / "_build" / "html"
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
-FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync
---disable-background-networking --disable-component-update""".split()
+AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
 PAGES = sorted(str(p.relative_to(ROOT).with_suffix(".html")) for p in [
     *ROOT.glob("book/*.md"), *ROOT.glob("notebooks/*.ipynb")
 ])  # fmt: skip
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-
-class QuietServer(http.server.ThreadingHTTPServer):
-    def handle_error(self, request, client_address):
-        """Ignore connections that the browser closes early."""
+pytestmark = pytest.mark.skipif(chromium.find() is None, reason="no Chromium or Chrome on this machine")
 
 
 @pytest.fixture(scope="module")
 def address():
     assert (HTML / "index.html").is_file(), "no book in _build/html: run make book"
-    handler = functools.partial(Quiet, directory=str(HTML))
-    with QuietServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
+    with chromium.serve(HTML) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
 def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
+    with chromium.start() as started:
+        yield started
 
 
 def visit(browser, url, address, **context):
@@ -105,3 +86,94 @@ def test_what_goes_wrong_is_seen(tmp_path, address, browser):
     page.context.close()
     kinds = {line.partition(":")[0] for line in wrong}
     assert {"script error", "asked elsewhere", "not loaded", "console"} <= kinds
+
+
+# What axe finds in the theme and extensions, not in what we write. Each has its reason.
+THEME = {
+    # The theme's skip link and its empty print heading stand before the landmarks.
+    "region",
+    # docutils writes role="doc-biblioentry", which newer ARIA gave up, on sphinxcontrib-bibtex's.
+    "aria-allowed-role", "aria-deprecated-role", "aria-required-children",
+}  # fmt: skip
+# Formulas are MathJax's, drawn twice, for the eye and for the ear; code has one palette.
+LEFT_OUT = ["mjx-container"]
+LOOKED_AT_TWICE = ["book/index.html", "book/claims.html", "notebooks/ch10_2_attention_pooling.html"]
+WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
+VARIANTS = [(name, "light", WIDE) for name in PAGES] + [
+    (name, scheme, size)
+    for name in LOOKED_AT_TWICE
+    for scheme, size in (("light", NARROW), ("dark", WIDE), ("dark", NARROW))
+]
+
+
+@pytest.mark.parametrize(
+    "name, scheme, size", VARIANTS, ids=lambda v: str(v["width"]) if isinstance(v, dict) else v
+)
+def test_axe_finds_nothing_of_ours(name, scheme, size, address, browser):
+    page, _ = visit(browser, address + name, address, color_scheme=scheme, viewport=size)
+    # The reference repeats one pattern hundreds of times, code does in each cell: some suffice.
+    page.evaluate("document.querySelectorAll('dl.py:nth-of-type(n+4)').forEach(n => n.remove())")
+    page.evaluate("[...document.querySelectorAll('.highlight pre')].slice(6).forEach(n => n.remove())")
+    page.evaluate(AXE)
+    found = page.evaluate(
+        """left => axe.run({exclude: left}, {resultTypes: ["violations"]}).then(r =>
+        r.violations.map(v => [v.id, v.nodes.map(n => n.target.join(" ") + n.html.slice(0, 80))]))""",
+        [[selector] for selector in LEFT_OUT],
+    )
+    page.context.close()
+    assert [(rule, nodes) for rule, nodes in found if rule not in THEME] == []
+
+
+def test_axe_sees_a_fault(address, browser):
+    page, _ = visit(browser, address + "book/credits.html", address)
+    page.evaluate("document.querySelector('article').append(document.createElement('button'))")
+    page.evaluate(AXE)
+    found = page.evaluate("axe.run().then(r => r.violations.map(v => v.id))")
+    page.context.close()
+    assert "button-name" in found
+
+
+TERMS = ["softmax", "Nadaraya", "label smoothing", "beam search", "positional", "注意力", "查询"]
+TERMS += ["多头注意力", "编码器", "掩码"]
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_the_search_finds(term, address, browser):
+    page, wrong = visit(browser, f"{address}search.html?q={term}", address)
+    page.wait_for_selector("#search-results ul.search li a", timeout=10_000)
+    page.context.close()
+    assert wrong == []
+
+
+def test_the_theme_can_be_switched(address, browser):
+    page, _ = visit(browser, address + "book/index.html", address, color_scheme="light")
+    seen = []
+    for _ in range(3):
+        page.locator("button.theme-switch-button:visible").first.click()
+        seen.append(page.evaluate("document.documentElement.dataset.theme"))
+    page.context.close()
+    assert {"light", "dark"} <= set(seen)
+
+
+LIVE_PAGES = ["book/index.html", *(f"notebooks/{p.stem}.html" for p in notebooks.all_notebooks())]
+
+
+@pytest.mark.parametrize("name", LIVE_PAGES)
+def test_a_live_figure_reacts_to_keys(name, address, browser):
+    page, _ = visit(browser, address + name, address)
+    figures = page.locator("figure.live")
+    reacted = []
+    for index in range(figures.count()):
+        figure = figures.nth(index)
+        before = figure.locator("[aria-live]").text_content()
+        control = figure.locator("input:visible, [role=radio][tabindex='0']:visible").first
+        control.focus()
+        for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "End", "Home"):
+            page.keyboard.press(key)
+            if figure.locator("[aria-live]").text_content() != before:
+                reacted.append(index)
+                break
+    count = figures.count()
+    page.context.close()
+    assert count, "no live figure on this page"
+    assert reacted == list(range(count))

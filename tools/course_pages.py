@@ -3,7 +3,11 @@
 * A block `{generated} NAME` in a page of `book/` becomes the MyST text that `GENERATED[NAME]`
   returns: ledger and corrections from the notebooks' experiments, chapters from their titles, the
   package's reference from its modules. So none of them can drift from what it tells of.
-* Each box of a claim becomes a target, so that `{ref}` reaches it as `claim-10-3-5`.
+* Each box of a claim becomes a target, so that `{ref}` reaches it as `claim-10-3-5`; each row of
+  the ledger is `ledger-10-3-5`.
+* A chapter gets a line below its title, a last line in each box, and links of Chinese terms:
+  `tools/chapter_pages.py`.
+* The footer names the commit: `tools/stamp.py`.
 * Ids that sphinx-exercise repeats on a page are numbered.
 * What `tools/notebooks.py` finds wrong with a notebook becomes a warning, and `-W` an error.
 """
@@ -12,10 +16,15 @@ import re
 from itertools import groupby
 from pathlib import Path
 
+import chapter_pages
+import front_page
 import notebooks
 import package
 import speed_page
+import stamp
+from chapter_pages import row_of, target_of
 from docutils import nodes
+from sphinx.errors import ConfigError
 from sphinx.util import logging
 
 logger = logging.getLogger(__name__)
@@ -27,11 +36,6 @@ COUNTED = {
     "wrong": ("does not hold", "do not hold"),
     "measured": ("is an open question that we measure", "are open questions that we measure"),
 }
-
-
-def target_of(claim_id: str) -> str:
-    """Return the label of a claim's box: 10.3-5 becomes claim-10-3-5."""
-    return "claim-" + claim_id.replace(".", "-")
 
 
 def ledger() -> str:
@@ -47,7 +51,8 @@ def ledger() -> str:
         lines += ["* - Claim", "  - What the texts say", "  - Verdict", "  - Measured"]
         for f in group:
             lines += [
-                f"* - {{ref}}`{f.claim.id} <{target_of(f.claim.id)}>`",
+                f"* - ({row_of(f.claim.id)})=",
+                f"    {{ref}}`{f.claim.id} <{target_of(f.claim.id)}>`",
                 f"  - {f.claim.statement}",
                 f"  - [{notebooks.VERDICTS[f.verdict]}]{{.verdict .{f.verdict}}}",
                 f"  - {_plain(f.measured)}",
@@ -85,15 +90,6 @@ def corrections() -> str:
     return "\n".join(lines) or "There are none so far."
 
 
-def chapters() -> str:
-    """Return a list of the chapters, each with the question that opens it."""
-    lines = []
-    for path in notebooks.all_notebooks():
-        lines += [f"**[{notebooks.title(path)}](/notebooks/{path.name})**\\"]
-        lines += [notebooks.question(path), ""]
-    return "\n".join(lines)
-
-
 def modules() -> str:
     """Return the reference of the package, in the order of the table of levels."""
     files = package.modules()
@@ -109,7 +105,9 @@ def modules() -> str:
 GENERATED = {
     "ledger": ledger,
     "corrections": corrections,
-    "chapters": chapters,
+    "chapters": front_page.chapters,
+    "facts": front_page.facts,
+    "live": front_page.live,
     "modules": modules,
     "speed": speed_page.speed,
     "gpu": speed_page.gpu,
@@ -118,7 +116,10 @@ GENERATED = {
 
 
 def generate(app, docname: str, content: list[str]) -> None:
-    """Replace the `{generated}` blocks of a page."""
+    """Replace the `{generated}` blocks of a page, and complete a chapter."""
+    if docname.startswith("notebooks/"):
+        content[0] = chapter_pages.complete(docname, content[0], app.env.found_docs)
+        return
     content[0] = re.sub(
         r"(?m)^```\{generated\} (\w+)\n```$", lambda m: GENERATED[m[1]](), content[0]
     )
@@ -137,6 +138,33 @@ def label_boxes(app, doctree: nodes.document) -> None:
             box["ids"].append(label)
             domain.labels[label] = (docname, label, f"claim {found[1]}")
             domain.anonlabels[label] = (docname, label)
+
+
+def link_terms(app, doctree: nodes.document) -> None:
+    """Link the Chinese terms of a chapter to the glossary, where the book has one."""
+    docname = app.env.docname
+    if docname.startswith("notebooks/") and "book/glossary" in app.env.found_docs:
+        page = Path(app.srcdir, "book", "glossary.md")
+        chapter_pages.link_terms(doctree, docname, chapter_pages.chinese_terms(page))
+
+
+def sign(app, config) -> None:
+    """Put the commit into the footer."""
+    try:
+        line = stamp.footer(Path(app.srcdir), config.html_theme_options["repository_url"])
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    config.html_theme_options["extra_footer"] = line
+
+
+def complete_visitors(app) -> None:
+    """Let the one-page build draw what the other builds can.
+
+    Sphinx takes a node's visitors for HTML only where there are none for `singlehtml`, all in all,
+    and sphinx-exercise has some.
+    """
+    handlers = app.registry.translation_handlers
+    handlers["singlehtml"] = handlers.get("html", {}) | handlers.get("singlehtml", {})
 
 
 def number_repeated_ids(app, doctree: nodes.document) -> None:
@@ -161,8 +189,11 @@ def _plain(text: str) -> str:
 
 
 def setup(app):
+    app.connect("config-inited", sign)
+    app.connect("builder-inited", complete_visitors)
     app.connect("source-read", generate)
     app.connect("env-before-read-docs", warn_of_problems)
     app.connect("doctree-read", label_boxes)
+    app.connect("doctree-read", link_terms)
     app.connect("doctree-read", number_repeated_ids)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -122,7 +122,7 @@ def findings(paths: list[Path] | None = None) -> list[Finding]:
         cells = read(path)
         printed = {}
         for cell in cells:
-            printed.update(dict.fromkeys(_claim_ids(cell), _stdout(cell)))
+            printed.update(dict.fromkeys(claim_ids(cell), _stdout(cell)))
         for cell in cells:
             for box in _boxes(cell):
                 if box["id"] in claims and box["id"] in printed:
@@ -246,7 +246,7 @@ def _claims(path: Path, cells: list[dict]):
                 yield f"claim {part['id']}: its box needs ':class: claim' and one of {words}"
             if not part["body"].strip():
                 yield f"claim {part['id']}: its box is empty"
-        for claim in _claim_ids(cell):
+        for claim in claim_ids(cell):
             yield from _claim_cell(claim, cell, known, chapter_of(path))
             seen.append(claim)
             waiting.append(claim)
@@ -279,7 +279,7 @@ def _asserts(source: str) -> bool:
     return any(not isinstance(n.test, (ast.Constant, ast.Tuple)) for n in checks)
 
 
-def _claim_ids(cell: dict) -> list[str]:
+def claim_ids(cell: dict) -> list[str]:
     ids = cell["metadata"].get("claim", []) if cell["cell_type"] == "code" else []
     return [ids] if isinstance(ids, str) else list(ids)
 
