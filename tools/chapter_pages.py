@@ -102,7 +102,7 @@ def chinese_terms(page: Path = ROOT / "book" / "glossary.md") -> dict[str, str]:
 
 
 def link_terms(doctree: nodes.document, docname: str, terms: dict[str, str]) -> None:
-    """Make the first mention of each Chinese term, in brackets in the text, lead to the glossary."""
+    """Lead the first mention of each Chinese term, in brackets in the text, to the glossary."""
     waiting = dict(terms)
     for node in list(doctree.findall(nodes.Text)):
         if not isinstance(node.parent, (nodes.paragraph, nodes.strong, nodes.emphasis)):

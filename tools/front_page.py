@@ -46,7 +46,7 @@ def live() -> str:
             chapter = notebooks.chapter_of(path)
             return (
                 f"``````{{raw}} html\n{html}\n``````\n\n[What you see was computed in chapter"
-                f" [{chapter}](/notebooks/{path.name}) by the model that you build there.]{{.about}}"
+                f" [{chapter}](/notebooks/{path.name}) by a model that you build.]{{.about}}"
             )
     return ""
 

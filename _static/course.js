@@ -1,0 +1,11 @@
+// What scrolls sideways can be reached by keyboard, as long as it does.
+(() => {
+  const kinds = ".pst-scrollable-table-container, .cell_output figure, .cell_output .output, pre, div.math";
+  const mark = () => document.querySelectorAll(`.bd-article :is(${kinds})`).forEach((node) => {
+    const scrolls = node.scrollWidth > node.clientWidth && getComputedStyle(node).overflowX === "auto";
+    if (scrolls) node.tabIndex = 0;
+    else if (node.tabIndex === 0) node.removeAttribute("tabindex");
+  });
+  window.addEventListener("load", mark);
+  window.addEventListener("resize", mark);
+})();
