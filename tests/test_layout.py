@@ -290,6 +290,7 @@ def test_one_failing_part_fails_the_whole_and_all_are_reported(broken, failed, t
     python = fake(
         tmp_path / "python",
         f'case "$*" in *--nbval*) [ {broken} != nbval ] ;; *src.assets) [ {broken} != data ] ;; '
+        f"*pdf.py*) [ {broken} != pdf ] ;; "
         f"*) [ {broken} != tests ] ;; esac",
     )
     run = subprocess.run(
@@ -298,7 +299,7 @@ def test_one_failing_part_fails_the_whole_and_all_are_reported(broken, failed, t
     )  # fmt: skip
     summary = run.stdout.partition("== summary")[2]
     assert run.returncode == failed
-    assert (summary.count("passed: "), summary.count("FAILED: ")) == (4 - failed, failed)
+    assert (summary.count("passed: "), summary.count("FAILED: ")) == (5 - failed, failed)
 
 
 def test_the_makefile_uses_nothing_newer_than_make_3_81():

@@ -19,6 +19,11 @@ GOALS = {
     "beam": ("Beam of five, the same sentences", {"MarianMT": 2.5}),
 }
 
+CAPTION = (
+    '<figcaption><span class="caption-text">Memory against the number of tokens, on logarithmic'
+    " axes, for both backends of attention.</span></figcaption>"
+)
+
 
 def load(name: str) -> dict | None:
     """Read a result, or None where it was not measured."""
@@ -182,7 +187,7 @@ def _plot(found: dict[str, dict[str, int]]) -> str:
         'max-width:100%;height:auto;border-radius:6px" ',
         1,
     )
-    return f"```{{raw}} html\n<figure>{svg}</figure>\n```"
+    return f"```{{raw}} html\n<figure>{svg}{CAPTION}</figure>\n```"
 
 
 def _share() -> str:
