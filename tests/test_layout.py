@@ -283,7 +283,8 @@ def test_a_machine_without_new_python_is_told_so(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("broken", "failed"), [("none", 0), ("data", 1), ("make", 1), ("tests", 1), ("nbval", 1)]
+    ("broken", "failed"),
+    [("none", 0), ("data", 1), ("make", 1), ("pdf", 1), ("tests", 1), ("nbval", 1)],
 )
 def test_one_failing_part_fails_the_whole_and_all_are_reported(broken, failed, tmp_path):
     make = fake(tmp_path / "make", f"[ {broken} != make ]")
