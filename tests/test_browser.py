@@ -50,7 +50,9 @@ def visit(browser, url, address, **context):
 
     page.on("request", note_request)
     page.on("console", note_message)
-    page.goto(url, wait_until="networkidle")
+    # The network may be idle while a long page is still being read: both are waited for.
+    page.goto(url, wait_until="load")
+    page.wait_for_load_state("networkidle")
     return page, wrong
 
 
