@@ -196,8 +196,9 @@ class AttentionSeq2Seq(Seq2Seq):
         config: Shape and arithmetic.
 
     Source: Bahdanau et al. 2015, §3.1, here without the maxout layer before the logits, and with
-    a bidirectional encoder only if the configuration says so. ``"current"``: Luong et al. 2015,
-    §3.1, with the input feeding of §3.3.
+    a bidirectional encoder only if the configuration says so. ``"current"`` asks with
+    the state that Luong et al. 2015, §3.1, ask with; the cell stays Bahdanau's (there is no
+    attentional state, and none is fed to the next step).
     """
 
     def __init__(self, config: RecurrentConfig) -> None:

@@ -164,22 +164,49 @@ def test_the_theme_can_be_switched(address, browser):
 LIVE_PAGES = ["book/index.html", *(f"notebooks/{p.stem}.html" for p in notebooks.all_notebooks())]
 
 
+def reacts_to_keys(figure, page):
+    """Whether what the figure tells a screen reader changes with the arrow keys."""
+    before = figure.locator("[aria-live]").text_content()
+    figure.locator("input:visible, [role=radio][tabindex='0']:visible").first.focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "End", "Home"):
+        page.keyboard.press(key)
+        if figure.locator("[aria-live]").text_content() != before:
+            return True
+    return False
+
+
+def reacts_to_the_pointer(figure):
+    """Whether it changes with a click on a slider's far end or on a token."""
+    control = figure.locator("input[type=range]:visible, [role=radio]:visible").first
+    box = control.bounding_box()
+    before = figure.locator("[aria-live]").text_content()
+    if control.evaluate("node => node.matches('[role=radio]')"):
+        control = figure.locator("[role=radio][aria-checked='false']:visible").last
+        control.click()
+    else:
+        for place in (0.05, 0.95):
+            control.click(position={"x": place * box["width"], "y": box["height"] / 2})
+    return figure.locator("[aria-live]").text_content() != before
+
+
 @pytest.mark.parametrize("name", LIVE_PAGES)
-def test_a_live_figure_reacts_to_keys(name, address, browser):
+def test_a_live_figure_reacts_to_keys_and_pointer(name, address, browser):
     page, _ = visit(browser, address + name, address)
     figures = page.locator("figure.live")
-    reacted = []
-    for index in range(figures.count()):
-        figure = figures.nth(index)
-        before = figure.locator("[aria-live]").text_content()
-        control = figure.locator("input:visible, [role=radio][tabindex='0']:visible").first
-        control.focus()
-        for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "End", "Home"):
-            page.keyboard.press(key)
-            if figure.locator("[aria-live]").text_content() != before:
-                reacted.append(index)
-                break
     count = figures.count()
+    keys = [reacts_to_keys(figures.nth(i), page) for i in range(count)]
+    pointer = [reacts_to_the_pointer(figures.nth(i)) for i in range(count)]
     page.context.close()
     assert count, "no live figure on this page"
-    assert reacted == list(range(count))
+    assert all(keys) and all(pointer), (keys, pointer)
+
+
+def test_a_token_shows_its_row_while_the_pointer_is_on_it(address, browser):
+    page, _ = visit(browser, address + "notebooks/ch10_5_multi_head_attention.html", address)
+    figure = page.locator("figure.live").first
+    tokens = figure.locator("[role=radio]:visible")
+    before = figure.locator("[aria-live]").text_content()
+    tokens.last.hover()
+    after = figure.locator("[aria-live]").text_content()
+    page.context.close()
+    assert after != before

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from sample import ROOT
-from test_browser import BROWSER, browser  # noqa: F401 - a fixture
+from test_browser import browser, chromium  # noqa: F401 - a fixture
 
 from src import live
 from src.live.page import labels, numbers, percents
@@ -227,7 +227,7 @@ def test_labels_are_lists_of_strings(values):
 
 # --- in a browser
 
-in_a_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
+in_a_browser = pytest.mark.skipif(chromium.find() is None, reason="no Chromium or Chrome here")
 FRAME = '<!doctype html><html lang="en"><title>t</title><body>'
 # What a page may do to what stands on it.
 HOSTILE = "<style>* {color: #fff; font: 40px/3 serif} table, button, p {width: 900px; display: none}</style>"
