@@ -350,6 +350,7 @@ def test_the_pdf_holds_every_chapter_with_outline_and_tags():
     reader = PdfReader(PDF)
     root = reader.trailer["/Root"]
     assert root["/MarkInfo"]["/Marked"] and "/StructTreeRoot" in root
+    assert reader.pages[0].extract_text().strip().startswith("Attention and Transformers")
     entries = [e for e in reader.outline if not isinstance(e, list)]
     starts = {}
     for entry in entries:

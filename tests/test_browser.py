@@ -56,6 +56,14 @@ def visit(browser, url, address, **context):
     return page, wrong
 
 
+def visit_without_formulas(browser, url, **context):
+    """Open a page whose formulas stay as they are written: they take most of the time."""
+    page = browser.new_context(**context).new_page()
+    page.route("**/mathjax/**", lambda route: route.abort())
+    page.goto(url, wait_until="load")
+    return page
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_loads_cleanly_and_fits_a_telephone(name, address, browser):
     narrow = {"width": 360, "height": 740}
@@ -113,9 +121,7 @@ VARIANTS = [(name, "light", WIDE) for name in PAGES] + [
     "name, scheme, size", VARIANTS, ids=lambda v: str(v["width"]) if isinstance(v, dict) else v
 )
 def test_axe_finds_nothing_of_ours(name, scheme, size, address, browser):
-    page = browser.new_context(color_scheme=scheme, viewport=size).new_page()
-    page.route("**/mathjax/**", lambda route: route.abort())  # its drawings are its own
-    page.goto(address + name, wait_until="load")
+    page = visit_without_formulas(browser, address + name, color_scheme=scheme, viewport=size)
     page.evaluate(FEWER)
     page.evaluate(AXE)
     # Contrast takes most of the time, and the chapters share their colours.
@@ -131,7 +137,7 @@ def test_axe_finds_nothing_of_ours(name, scheme, size, address, browser):
 
 
 def test_axe_sees_a_fault(address, browser):
-    page, _ = visit(browser, address + "book/credits.html", address)
+    page = visit_without_formulas(browser, address + "book/credits.html")
     page.evaluate("document.querySelector('article').append(document.createElement('button'))")
     page.evaluate(AXE)
     found = page.evaluate("axe.run().then(r => r.violations.map(v => v.id))")
@@ -152,7 +158,7 @@ def test_the_search_finds(term, address, browser):
 
 
 def test_the_theme_can_be_switched(address, browser):
-    page, _ = visit(browser, address + "book/index.html", address, color_scheme="light")
+    page = visit_without_formulas(browser, address + "book/index.html", color_scheme="light")
     seen = []
     for _ in range(3):
         page.locator("button.theme-switch-button:visible").first.click()
@@ -191,7 +197,7 @@ def reacts_to_the_pointer(figure):
 
 @pytest.mark.parametrize("name", LIVE_PAGES)
 def test_a_live_figure_reacts_to_keys_and_pointer(name, address, browser):
-    page, _ = visit(browser, address + name, address)
+    page = visit_without_formulas(browser, address + name)
     figures = page.locator("figure.live")
     count = figures.count()
     keys = [reacts_to_keys(figures.nth(i), page) for i in range(count)]
@@ -202,7 +208,9 @@ def test_a_live_figure_reacts_to_keys_and_pointer(name, address, browser):
 
 
 def test_a_token_shows_its_row_while_the_pointer_is_on_it(address, browser):
-    page, _ = visit(browser, address + "notebooks/ch10_5_multi_head_attention.html", address)
+    page = visit_without_formulas(
+        browser, address + "notebooks/ch10_5_multi_head_attention.html"
+    )
     figure = page.locator("figure.live").first
     tokens = figure.locator("[role=radio]:visible")
     before = figure.locator("[aria-live]").text_content()
