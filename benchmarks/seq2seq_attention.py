@@ -95,12 +95,20 @@ def run(settings: Settings, splits: Splits) -> dict[str, Any]:
     lengths = [len(split_words(pair.source)) for pair in splits.test]
     names = bucket_names(settings.buckets, max(lengths))
     members = [_bucket(length, settings.buckets) for length in lengths]
+    shown = [members.index(bucket) for bucket in range(len(names))]  # the first of each length
     runs = []
     for seed in settings.seeds:
         for model_name in MODELS:
             model, trained = _train(model_name, settings, splits, src_tok, tgt_tok, seed)
-            scores = _score(model, splits.test, members, len(names), src_tok, tgt_tok)
-            runs.append({"model": model_name, "seed": seed, **trained, **scores})
+            found = translate(
+                model, [pair.source for pair in splits.test], src_tok, tgt_tok,
+                forbidden_ids=[tgt_tok.unk_id],
+            )  # fmt: skip
+            scores = _score(found, splits.test, members, len(names))
+            runs.append({
+                "model": model_name, "seed": seed, **trained, **scores,
+                "samples": [found[i] for i in shown],
+            })  # fmt: skip
             print(model_name, "seed", seed, scores, f"in {trained['cpu_seconds']:.0f} s", flush=True)
     return {
         "settings": asdict(settings),
@@ -110,6 +118,7 @@ def run(settings: Settings, splits: Splits) -> dict[str, Any]:
         },
         "buckets": names,
         "bucket_sizes": [members.count(i) for i in range(len(names))],
+        "samples": [[splits.test[i].source, splits.test[i].target] for i in shown],
         "signature": corpus_bleu(["a"], ["a"], lowercase=True).signature,
         "runs": runs,
         "summary": {name: summarise(name, runs) for name in MODELS},
@@ -156,11 +165,8 @@ def _train(name, settings, splits, src_tok, tgt_tok, seed) -> tuple[Seq2Seq, dic
     }
 
 
-def _score(model, pairs, members, num_buckets, src_tok, tgt_tok) -> dict[str, Any]:
-    """BLEU over all held-out sentences and over each bucket, greedy, <unk> forbidden."""
-    found = translate(
-        model, [pair.source for pair in pairs], src_tok, tgt_tok, forbidden_ids=[tgt_tok.unk_id]
-    )
+def _score(found, pairs, members, num_buckets) -> dict[str, Any]:
+    """BLEU of greedy translations, over all held-out sentences and over each bucket."""
     references = [pair.target for pair in pairs]
 
     def bleu(rows: Sequence[int]) -> float:

@@ -20,6 +20,9 @@ def test_toy_size_runs_every_model_with_every_seed(toy):
     assert cases == [(model, seed) for seed in (0, 1) for model in script.MODELS]
     assert toy["buckets"] == ["2–4", "5–6", "7–8"]
     assert sum(toy["bucket_sizes"]) == toy["sizes"]["test_pairs"] == 60
+    lengths = [len(split_words(source)) for source, _ in toy["samples"]]
+    assert [script._bucket(n, script.TOY.buckets) for n in lengths] == [0, 1, 2]
+    assert all(len(entry["samples"]) == 3 for entry in toy["runs"])
     for entry in toy["runs"]:
         assert 0 <= entry["bleu"] <= 100 and len(entry["bleu_by_length"]) == 3
         assert entry["loss"][0] == pytest.approx(3.5, abs=0.5)  # about ln(34): nothing learnt yet

@@ -157,6 +157,16 @@ def test_the_search_finds(term, address, browser):
     assert wrong == []
 
 
+def test_on_paper_a_page_has_its_title_and_nothing_to_click(address, browser):
+    page = visit_without_formulas(browser, address + "notebooks/ch10_2_attention_pooling.html")
+    page.emulate_media(media="print")
+    title = page.locator("article h1")
+    seen = title.is_visible(), title.text_content().startswith("10.2 Attention Pooling")
+    clickable = page.locator("header:visible, .bd-sidebar-primary:visible, .copybtn:visible").count()
+    page.context.close()
+    assert seen == (True, True) and clickable == 0
+
+
 def test_the_theme_can_be_switched(address, browser):
     page = visit_without_formulas(browser, address + "book/index.html", color_scheme="light")
     seen = []

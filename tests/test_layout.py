@@ -284,14 +284,13 @@ def test_a_machine_without_new_python_is_told_so(tmp_path):
 
 @pytest.mark.parametrize(
     ("broken", "failed"),
-    [("none", 0), ("data", 1), ("make", 1), ("pdf", 1), ("tests", 1), ("nbval", 1)],
+    [("none", 0), ("data", 1), ("make", 1), ("tests", 1), ("nbval", 1)],
 )
 def test_one_failing_part_fails_the_whole_and_all_are_reported(broken, failed, tmp_path):
     make = fake(tmp_path / "make", f"[ {broken} != make ]")
     python = fake(
         tmp_path / "python",
         f'case "$*" in *--nbval*) [ {broken} != nbval ] ;; *src.assets) [ {broken} != data ] ;; '
-        f"*pdf.py*) [ {broken} != pdf ] ;; "
         f"*) [ {broken} != tests ] ;; esac",
     )
     run = subprocess.run(
@@ -300,7 +299,7 @@ def test_one_failing_part_fails_the_whole_and_all_are_reported(broken, failed, t
     )  # fmt: skip
     summary = run.stdout.partition("== summary")[2]
     assert run.returncode == failed
-    assert (summary.count("passed: "), summary.count("FAILED: ")) == (5 - failed, failed)
+    assert (summary.count("passed: "), summary.count("FAILED: ")) == (4 - failed, failed)
 
 
 def test_the_makefile_uses_nothing_newer_than_make_3_81():

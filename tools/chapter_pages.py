@@ -13,8 +13,9 @@ from docutils import nodes
 from repository import ROOT
 from sphinx import addnodes
 
-WORDS_PER_MINUTE = 180
-LINES_PER_MINUTE = 40
+FOLDED = {"remove-cell", "remove-input", "hide-input", "hide-cell"}
+WORDS_PER_MINUTE = 150
+LINES_PER_MINUTE = 25
 LIVE = re.compile(r'<figure class="live" id="live-([a-z-]+)-[0-9a-f]+"')
 
 
@@ -31,13 +32,14 @@ def row_of(claim_id: str) -> str:
 def minutes(cells: list[dict]) -> int:
     """Estimate how long a chapter takes to read, in minutes, to the next five.
 
-    A formula counts as one word; code is read more slowly than text, line by line.
+    A formula counts as one word; code is read more slowly than text, line by line. Code that is
+    folded away does not count.
     """
     text = "\n".join(c["source"] for c in cells if c["cell_type"] == "markdown")
     text = re.sub(r"\$\$.+?\$\$|\$[^$]+\$", " formula ", text, flags=re.DOTALL)
     words = len(re.findall(r"[^\W\d_][\w’'-]*", text))
     code = [c for c in cells if c["cell_type"] == "code"]
-    code = [c for c in code if "remove-cell" not in c["metadata"].get("tags", [])]
+    code = [c for c in code if not FOLDED.intersection(c["metadata"].get("tags", []))]
     lines = sum(bool(line.strip()) for c in code for line in c["source"].splitlines())
     return max(5, 5 * round((words / WORDS_PER_MINUTE + lines / LINES_PER_MINUTE) / 5))
 

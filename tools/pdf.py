@@ -1,7 +1,6 @@
 """The whole book as one PDF with an outline and tags, printed by Chromium.
 
-    python tools/pdf.py               build and print it into the built book, then link it there
-    python tools/pdf.py --optional    the same, but without a Chromium only say so
+    python tools/pdf.py    build and print it into the built book, then link it there
 
 The book must have been built (`make book`). Its front page offers the PDF only after this script
 has put it there, so the link can't be dead. Exit status: 0 printed, 1 failed, 2 no Chromium.
@@ -14,6 +13,7 @@ import sys
 from pathlib import Path
 
 import browser
+import pikepdf
 from repository import ROOT
 
 FILE = "attention-and-transformers.pdf"
@@ -73,6 +73,12 @@ def print_page(page: Path, target: Path) -> None:
         )  # fmt: skip
 
 
+def pack(pdf: Path) -> None:
+    """Pack the many small objects of a tagged PDF; that halves the file."""
+    with pikepdf.open(pdf, allow_overwriting_input=True) as document:
+        document.save(pdf, object_stream_mode=pikepdf.ObjectStreamMode.generate)
+
+
 def offer(front_page: Path, pdf: Path, address: str) -> None:
     """Put the link between the two marks of the built front page.
 
@@ -86,14 +92,13 @@ def offer(front_page: Path, pdf: Path, address: str) -> None:
     new, count = re.subn(old, lambda _: f"{BEGIN}{link}{END}", text, flags=re.DOTALL)
     if count != 1:
         raise ValueError(f"{front_page.name} must hold {BEGIN!r} … {END!r} once, found {count}")
-    front_page.write_text(new, encoding="utf-8")
+    beside = front_page.with_suffix(".new")
+    beside.write_text(new, encoding="utf-8")
+    beside.replace(front_page)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Print the whole book as one PDF.")
-    parser.add_argument(
-        "--optional", action="store_true", help="exit with 0 where there is no Chromium"
-    )
     parser.add_argument(
         "--book", type=Path, default=ROOT / "_build", help="the folder that holds html/"
     )
@@ -101,13 +106,14 @@ def main(arguments: list[str] | None = None) -> int:
     html = args.book / "html"
     if browser.find() is None:
         print(NO_BROWSER, file=sys.stderr)
-        return 0 if args.optional else 2
+        return 2
     if not (html / "index.html").is_file():
         print(f"No book in {html}: run make book first.", file=sys.stderr)
         return 1
     try:
         target = html / "_static" / FILE
         print_page(build_one_page(args.book), target)
+        pack(target)
         offer(html / FRONT_PAGE, target, f"../_static/{FILE}")
     except (RuntimeError, ValueError) as error:
         print(error, file=sys.stderr)

@@ -24,7 +24,6 @@ FAILED: $name"
 # Fetched once, before any test: a progress bar would be an output that no notebook stores.
 part "data and weights are there, checksums verified" "$python" -m src.assets
 part "the book builds without a warning" "$make" --no-print-directory _build/.built
-part "the book as one PDF, where there is a Chromium" "$python" tools/pdf.py --optional
 part "unit tests and checks of notebooks and book" "$python" -m pytest -q -n 2 tests
 # One worker a notebook: its cells share a kernel.
 part "notebooks give their stored outputs again" "$python" -m pytest -q \
