@@ -106,7 +106,8 @@ class DecoderCache:
         memory_mask: Bool[Tensor, "B 1 S"] | None,
     ) -> None:
         self.layers = layers
-        self.memory = memory
+        # Heads are views of one product; as such every step would copy them to multiply by them.
+        self.memory = [(key.contiguous(), value.contiguous()) for key, value in memory]
         self.memory_mask = memory_mask
         key = memory[0][0]
         self._sources = torch.arange(len(key), device=key.device)  # each row's row of the memory
