@@ -436,15 +436,16 @@ class _BeamSearch:
         count, width = self.running.shape
         vocab = logits.shape[1]
         log_probs = logits.log_softmax(dim=-1).index_fill_(1, self.rules.banned, NEVER)
-        # One choice among all extensions of a sentence: (N·W, V) -> (N, W·V) -> (N, W')
-        total = (self.running.view(-1, 1) + log_probs).view(count, width * vocab)
-        best, flat = total.topk(min(self.beam_size, width * vocab), dim=1)
+        # The best extensions of each slot, (N·W, C), then of each sentence, (N, W·C) -> (N, W').
+        own, tokens = log_probs.topk(min(self.beam_size, vocab), dim=1)
+        total = (self.running.view(-1, 1) + own).view(count, -1)
+        best, flat = total.topk(min(self.beam_size, total.shape[1]), dim=1)
         if best.isnan().any():  # topk puts NaN first
             raise ValueError(
                 f"step {len(self.history) + 1}: logits must hold no NaN or +inf and must not all "
                 "be −inf"
             )
-        parents, tokens = flat // vocab, flat % vocab
+        parents, tokens = flat // own.shape[1], tokens.view(count, -1).gather(1, flat)
         self.history.append((self.rows, tokens, parents))
         limits = self.rules.limits[self.rows]
         ended = (tokens == self.rules.eos_id) | (limits <= len(self.history))[:, None]
