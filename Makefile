@@ -19,12 +19,13 @@ BOOK_SOURCES = Makefile _config.yml _toc.yml requirements.txt \
 	$(wildcard book/*.md book/*.bib book/*.yml tools/*.py src/*.py _static/* _templates/*) $(NOTEBOOKS)
 BUILT = _build/.built
 
-.PHONY: help environment book pdf test execute experiments benchmarks repository clean
+.PHONY: help environment book pdf test colab execute experiments benchmarks repository clean
 
 help:
 	@echo "make book               build the HTML book"
 	@echo "make pdf                the same, and print it as one PDF (needs Chromium)"
 	@echo "make test               run every check (unit tests, notebooks, the book)"
+	@echo "make colab              run every notebook in a simulated Colab (ten minutes)"
 	@echo "make execute            run all notebooks again and store their outputs;"
 	@echo "                        NOTEBOOKS=notebooks/X.ipynb for one"
 	@echo "make experiments        measure the long experiments again (half an hour)"
@@ -52,6 +53,9 @@ $(BUILT): $(BOOK_SOURCES)
 
 test: environment
 	@sh tools/run_tests.sh "$(MAKE)" "$(PY)"
+
+colab: environment
+	COLAB=all $(PY) -m pytest -q -n 2 tests/test_colab.py
 
 execute: environment
 	$(PY) tools/repository.py sync $(NOTEBOOKS)

@@ -1,9 +1,9 @@
 """The configuration of a Transformer: one frozen dataclass, checked when it is made."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from src.configuration import Configuration
 from src.functional import BACKENDS
 
 POSITIONS = ("sinusoidal", "learned", "rotary", "none")
@@ -12,7 +12,7 @@ TYINGS = ("none", "target", "all")
 
 
 @dataclass(frozen=True)
-class TransformerConfig:
+class TransformerConfig(Configuration):
     """Everything that decides a Transformer's shape and arithmetic.
 
     Args:
@@ -111,10 +111,6 @@ class TransformerConfig:
             "other than all where the vocabularies differ in size",
         )
 
-    def _demand(self, name: str, fits: bool, rule: str) -> None:
-        if not fits:
-            raise ValueError(f"{name} must be {rule}, but is {getattr(self, name)!r}")
-
     @classmethod
     def tiny(cls, src_vocab_size: int, tgt_vocab_size: int, **fields: Any) -> "TransformerConfig":
         """Two layers of width 128: learns simple sentences in a CPU minute."""
@@ -134,22 +130,6 @@ class TransformerConfig:
         """The paper's big model: six layers of width 1024 (table 3, last row)."""
         preset = {"d_model": 1024, "num_heads": 16, "d_ff": 4096, "dropout": 0.3}
         return cls.from_dict(_sizes(src_vocab_size, tgt_vocab_size) | preset | fields)
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields by name, ready for JSON."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> "TransformerConfig":
-        """Build from names and values; what is left out takes its default.
-
-        Raises:
-            ValueError: If a name is not a field, or a value is out of its range.
-        """
-        unknown = sorted(set(fields) - {field.name for field in dataclasses.fields(cls)})
-        if unknown:
-            raise ValueError(f"unknown field of TransformerConfig: {', '.join(unknown)}")
-        return cls(**fields)
 
 
 def _sizes(src_vocab_size: int, tgt_vocab_size: int) -> dict[str, Any]:

@@ -1,15 +1,15 @@
 """The configuration of a recurrent translator: one frozen dataclass, checked when it is made."""
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any
+
+from src.configuration import Configuration
 
 SCORERS = ("additive", "bilinear", "dot", "scaled_dot")
 QUERIES = ("previous", "current")
 
 
 @dataclass(frozen=True)
-class RecurrentConfig:
+class RecurrentConfig(Configuration):
     """Everything that decides a recurrent model's shape and arithmetic.
 
     Args:
@@ -75,23 +75,3 @@ class RecurrentConfig:
                 name, 0 <= getattr(self, name) < self.tgt_vocab_size,
                 f"an id of the target vocabulary, 0 … {self.tgt_vocab_size - 1}",
             )  # fmt: skip
-
-    def _demand(self, name: str, fits: bool, rule: str) -> None:
-        if not fits:
-            raise ValueError(f"{name} must be {rule}, but is {getattr(self, name)!r}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields by name, ready for JSON."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> "RecurrentConfig":
-        """Build from names and values; what is left out takes its default.
-
-        Raises:
-            ValueError: If a name is not a field, or a value is out of its range.
-        """
-        unknown = sorted(set(fields) - {field.name for field in dataclasses.fields(cls)})
-        if unknown:
-            raise ValueError(f"unknown field of {cls.__name__}: {', '.join(unknown)}")
-        return cls(**fields)

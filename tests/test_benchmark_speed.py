@@ -31,6 +31,8 @@ def test_runs_at_toy_size(name, capsys):
     for part in parts if name != "matmul_share" else []:
         assert all(len(times) == script.TOY["rounds"] for times in part["seconds"].values())
         assert all(ratio["median"] > 0 for ratio in part["ratios"].values())
+    if name == "decoding":
+        assert all(part["product_seconds"] > 0 for part in parts)
     if name == "matmul_share":
         assert 0 < found["precisions"]["float32"]["share"]
 

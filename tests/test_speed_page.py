@@ -37,6 +37,15 @@ def test_without_results_every_row_says_that_it_is_not_measured(folder):
     assert "None of this is measured yet" in speed_page.gpu()
 
 
+def test_the_bound_of_decoding_is_what_products_leave(folder):
+    rates, ratios = {"ours": 10.0, "MarianMT": 5.0}, {"ours": ratio(1), "MarianMT": ratio(2.0)}
+    seconds = {"ours": [2.0, 1.0, 3.0], "MarianMT": [4.0, 5.0, 3.0]}
+    row = {"rates": rates, "ratios": ratios, "seconds": seconds, "product_seconds": 1.25}
+    save(folder, "decoding", {"greedy": row, "beam": row})
+    said = "products are 62% of our time; with nothing else around them the ratio would be 3.2 ×"
+    assert speed_page.speed().count(said) == 2
+
+
 @pytest.mark.parametrize(("median", "word"), [(1.2, "reached with 1.20"), (1.1, "**missed** with")])
 def test_the_goal_is_held_against_the_best_peer(folder, median, word):
     rates = {"ours": 10.0, "MarianMT": 5.0, "nn.Transformer": 4.0}

@@ -188,16 +188,17 @@ def test_moses_and_subwords(corpus, tmp_path):
     assert tokenizer.decode(tokenizer.encode("Big Cat?")) == "Big Cat?"
 
 
-def test_help_shows_every_option_with_its_default():
-    status, out, err = finish(command("src.train", "--help"))
-    assert status == 0 and err == ""
+def test_help_shows_every_option_with_its_default(capsys):
+    assert call(train, "--help") == 0
+    out, err = capsys.readouterr()
+    assert err == ""
     text = " ".join(out.split())
     for name, value in build_parser("").defaults.items():
         assert f"--{name.replace('_', '-')}" in text
         if value not in (None, False, True) and not isinstance(value, tuple):
             assert f"(default: {value})" in text, name
     assert "(default: 0.9 0.98)" in text and "Updates until the peak (default: 4000)" in text
-    assert finish(command("src.translate", "--help"))[0] == 0
+    assert call(translate, "--help") == 0
 
 
 def test_each_field_is_an_option_and_is_explained():
