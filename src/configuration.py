@@ -1,7 +1,7 @@
 """What all configurations share: fields that are checked, and their way into JSON and back."""
 
 import dataclasses
-from typing import Any, Self
+from typing import Any
 
 
 class Configuration:
@@ -12,7 +12,7 @@ class Configuration:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Self:
+    def from_dict(cls, fields: dict[str, Any]) -> "Configuration":
         """Build from names and values; what is left out takes its default.
 
         Raises:
