@@ -274,7 +274,7 @@ FAULTS = [
         CONFIG + "bad_fields_are_refused",
     ),
     Fault(
-        "unknown fields dropped", "src/config.py",
+        "unknown fields dropped", "src/configuration.py",
         "        if unknown:",
         "        if not fields:",
         CONFIG + "unknown_fields_are_refused",
