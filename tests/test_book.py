@@ -112,6 +112,15 @@ def test_no_markup_is_left_over(html, page):
         yield found
 
 
+def test_a_page_and_its_pictures_stay_below_two_megabytes():
+    sizes = {}
+    for page in own_pages():
+        pictures = {(page.parent / i["src"]).resolve() for i in soup(page).select("article img")}
+        sizes[name(page)] = sum(p.stat().st_size for p in {page, *pictures} if p.is_file())
+    assert {page: size for page, size in sizes.items() if size > 2_000_000} == {}
+    assert sizes["notebooks/ch10_7_transformer.html"] > 400_000  # the pictures are counted
+
+
 @each_page
 def test_everything_a_page_loads_is_beside_it(html, page):
     for tag, key in (
