@@ -40,7 +40,7 @@ def serve(folder: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def start(path: str | None = None) -> Iterator:
+def start() -> Iterator:
     """Start the browser without a window; gives Playwright's browser.
 
     Raises:
@@ -48,7 +48,7 @@ def start(path: str | None = None) -> Iterator:
     """
     from playwright.sync_api import sync_playwright
 
-    path = path or find()
+    path = find()
     if path is None:
         raise FileNotFoundError(f"no Chromium or Chrome on this machine (looked for {NAMES})")
     with sync_playwright() as playwright:

@@ -111,9 +111,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"No book in {html}: run make book first.", file=sys.stderr)
         return 1
     try:
-        target = html / "_static" / FILE
-        print_page(build_one_page(args.book), target)
-        pack(target)
+        target, beside = html / "_static" / FILE, html / "_static" / f"new-{FILE}"
+        print_page(build_one_page(args.book), beside)
+        pack(beside)
+        beside.replace(target)
         offer(html / FRONT_PAGE, target, f"../_static/{FILE}")
     except (RuntimeError, ValueError) as error:
         print(error, file=sys.stderr)
