@@ -100,8 +100,6 @@ def test_what_goes_wrong_is_seen(tmp_path, address, browser):
 
 # What stays, and why.
 LISTED = {
-    # A column whose cells speak for themselves, in tables of the chapters 10.3, 10.4 and 15.2.
-    "empty-table-header",
     # docutils marks entries of a bibliography with roles that ARIA has given up since.
     "aria-allowed-role", "aria-deprecated-role", "aria-required-children",
 }  # fmt: skip
