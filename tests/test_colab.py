@@ -15,6 +15,7 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import nbformat
 import pytest
@@ -126,6 +127,13 @@ def colab(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture
+def sockets():
+    """A prefix for the names of a kernel's sockets, short enough for the system."""
+    with TemporaryDirectory(prefix="kernel-") as folder:
+        yield os.path.join(folder, "socket")
+
+
 def imports(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """One cell with every import that the notebook makes, wherever it stands."""
     code = "\n".join(cell.source for cell in notebook.cells[1:] if cell.cell_type == "code")
@@ -137,7 +145,7 @@ def imports(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs_on_colab(path, colab, tmp_path, monkeypatch):
+def test_notebook_runs_on_colab(path, colab, sockets, tmp_path, monkeypatch):
     before = json.loads((colab / "ready").read_text())
     url = re.search(r'REPO = "(.+?)"', path.read_text().replace('\\"', '"'))[1]
     monkeypatch.setenv("JUPYTER_PATH", str(colab / "jupyter"))
@@ -154,6 +162,7 @@ def test_notebook_runs_on_colab(path, colab, tmp_path, monkeypatch):
     )  # fmt: skip
     with FileLock(colab / "install.lock"):  # two installations at once would disturb each other
         client.km = client.create_kernel_manager()
+        client.km.transport, client.km.ip = "ipc", sockets
         client.start_new_kernel(cwd=str(tmp_path))
         client.start_new_kernel_client()
         client.execute_cell(notebook.cells[0], 0)

@@ -276,10 +276,12 @@ def test_notebooks_are_named_by_chapter(name, tmp_path):
 
 def nbval(path):
     """Run the notebook checks of `make test` on one file; return exit status and output."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbval"]
-    command += ["--nbval-current-env", f"--nbval-sanitize-with={ROOT / 'tests' / 'nbval.cfg'}"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.kernels"]
+    command += ["--nbval", "--nbval-current-env"]
+    command += [f"--nbval-sanitize-with={ROOT / 'tests' / 'nbval.cfg'}"]
     command += ["-c", str(ROOT / "pyproject.toml"), f"--rootdir={path.parent}", str(path)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+    environment["PYTHONPATH"] = str(ROOT)
     run = subprocess.run(
         command, capture_output=True, text=True, env=environment, cwd=path.parent, timeout=300
     )
