@@ -33,8 +33,15 @@ def test_runs_at_toy_size(name, capsys):
         assert all(ratio["median"] > 0 for ratio in part["ratios"].values())
     if name == "decoding":
         assert all(part["product_seconds"] > 0 for part in parts)
+        assert all(part["product_flops"] > 0 for part in parts)
     if name == "matmul_share":
         assert 0 < found["precisions"]["float32"]["share"]
+
+
+def test_product_flops_counts_products_alone():
+    decoding = importlib.import_module("benchmarks.speed.decoding")
+    a, b = torch.ones(3, 4), torch.ones(4, 5)
+    assert decoding.product_flops(lambda: (a @ b).softmax(1) + 1) == 2 * 3 * 4 * 5
 
 
 def test_random_pairs_have_the_lengths_that_were_asked_for():

@@ -151,9 +151,10 @@ def _bound(found: dict) -> str:
     seconds, products = found["seconds"], found["product_seconds"]
     share = products / median(seconds["ours"])
     bound = median(seconds["MarianMT"]) / products
+    rate = found["product_flops"] / products / 1e9
     return (
         f"Matrix products are {share:.0%} of our time; with nothing else around them the ratio "
-        f"would be {bound:.1f} ×."
+        f"would be {bound:.1f} ×. With so few rows they run at {rate:.0f} GFLOP/s."
     )
 
 
@@ -227,15 +228,18 @@ def _bfloat16() -> str:
     result = load("bfloat16")
     title = "### Bfloat16 on a CPU\n"
     if result is None:
-        return f"{title}\n{_unmeasured('bfloat16')}\n"
+        return (
+            f"{title}\nNot measured yet: it needs a processor with instructions for bfloat16 "
+            "(AVX512-BF16 or AMX), and none was at hand. `python -m benchmarks.speed.bfloat16` "
+            "measures it where there is one.\n"
+        )
     data = result["data"]
     ratio = data["ratios"]["float32"]["median"]
     gap = max(abs(a - b) for a, b in zip(*data["losses"].values(), strict=True))
-    native = "has" if data["native"] else "**has no**"
+    updates = len(data["losses"]["float32"])
     return (
-        f"{title}\nThis processor {native} instructions for bfloat16. Training in bfloat16 runs at "
-        f"{ratio:.2f} × the speed of float32; over {len(data['losses']['float32'])} updates the "
-        f"two losses differ by at most {gap:.2f}. " + source(result) + "\n"
+        f"{title}\nTraining in bfloat16 runs at {ratio:.2f} × the speed of float32; over {updates} "
+        f"updates the two losses differ by at most {gap:.2f}. " + source(result) + "\n"
     )
 
 

@@ -3,6 +3,7 @@
 Weights are random and the end of a sentence is forbidden, so that every model makes exactly as
 many tokens. `nn.Transformer` keeps no cache and brings no search. The profiler tells how much of our
 time goes into matrix products, which every library needs: what is left is all that can be saved.
+Their number of operations tells how far they are from the rate of large matrices.
 
     python -m benchmarks.speed.decoding         a few minutes
     python -m benchmarks.speed.decoding --toy   seconds; saves nothing
@@ -15,6 +16,7 @@ from statistics import median
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.speed import measure, peers
 
@@ -36,6 +38,14 @@ def product_seconds(call: Callable[[], object]) -> float:
         call()
     events = profiler.key_averages()
     return sum(e.self_cpu_time_total for e in events if e.key in PRODUCTS) / 1e6
+
+
+def product_flops(call: Callable[[], object]) -> int:
+    """Floating-point operations of the same products."""
+    with FlopCounterMode(display=False) as counter:
+        call()
+    counts = counter.get_flop_counts()["Global"]
+    return sum(n for op, n in counts.items() if str(op).replace(".", "::") in PRODUCTS)
 
 
 def compare(settings: dict) -> dict:
@@ -69,6 +79,7 @@ def compare(settings: dict) -> dict:
             "product_seconds": median(
                 product_seconds(calls["ours"]) for _ in range(settings["rounds"])
             ),
+            "product_flops": product_flops(calls["ours"]),
         }
     return found
 
