@@ -16,7 +16,8 @@ export HF_HUB_OFFLINE = 1
 
 NOTEBOOKS = $(sort $(wildcard notebooks/*.ipynb))
 BOOK_SOURCES = Makefile _config.yml _toc.yml requirements.txt \
-	$(wildcard book/*.md book/*.bib book/*.yml tools/*.py src/*.py _static/* _templates/*) $(NOTEBOOKS)
+	$(wildcard book/*.md book/*.bib book/*.yml tools/*.py _static/* _templates/*) \
+	$(wildcard src/*.py src/checks/*.py src/live/* src/results/*.json) $(NOTEBOOKS)
 BUILT = _build/.built
 
 .PHONY: help environment book pdf test colab execute experiments benchmarks repository clean
@@ -72,9 +73,10 @@ experiments: environment
 		$(PY) -m "benchmarks.$$(basename "$$script" .py)"; \
 	done
 
-# One script a table row of the page "How fast is it"; gpu says so where there is none.
+# One script a table row of the page "How fast is it"; `tools/gpu.sh` measures a GPU.
 benchmarks: environment
-	set -e; for name in training mixed_lengths decoding attention_memory matmul_share bfloat16 plan; do \
+	set -e; for name in training mixed_lengths decoding decoding_attempts attention_memory matmul_share \
+			bfloat16 plan; do \
 		$(PY) -m benchmarks.speed.$$name; \
 	done
 

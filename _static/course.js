@@ -9,3 +9,17 @@
   window.addEventListener("load", mark);
   window.addEventListener("resize", mark);
 })();
+
+// Paper is white: the dark theme's light letters would not show on it.
+(() => {
+  const root = document.documentElement;
+  let before = null;
+  window.addEventListener("beforeprint", () => {
+    before = root.dataset.theme;
+    root.dataset.theme = "light";
+  });
+  window.addEventListener("afterprint", () => {
+    if (before !== null) root.dataset.theme = before;
+    before = null;
+  });
+})();

@@ -7,6 +7,7 @@ never a mixture and never a torn file.
 """
 
 import base64
+import hashlib
 import json
 import os
 import random
@@ -29,6 +30,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from src.distributed import gather, on_writer, rank
+from src.options import replacing
 
 FORMAT = 1
 # Whole tensors on the host, whatever the sharding; moments are named by their parameter.
@@ -43,6 +45,15 @@ class ConfigMismatch(CheckpointError):
     """A checkpoint that was written with another configuration."""
 
 
+def vocabularies(folder: str | os.PathLike) -> str | None:
+    """Digest of a run's ``source.json`` and ``target.json``; None where they are not."""
+    files = [Path(folder) / f"{side}.json" for side in ("source", "target")]
+    if not all(file.is_file() for file in files):
+        return None
+    digests = [hashlib.sha256(file.read_bytes()).digest() for file in files]
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
 def save_checkpoint(
     path: str | os.PathLike,
     model: nn.Module,
@@ -53,7 +64,8 @@ def save_checkpoint(
 ) -> None:
     """Write weights, the optimizer's tensors and state, replacing ``path`` at once or not at all.
 
-    In a distributed run all processes call it, and one writes.
+    In a distributed run all processes call it, and one writes. The header keeps `vocabularies` of
+    the folder, so that a checkpoint does not pass for another run's.
 
     Args:
         path: File to write, usually ``….safetensors``; its folder must exist.
@@ -67,7 +79,7 @@ def save_checkpoint(
     """
     aliases = _aliases(model)
     header = {"format": FORMAT, "config": dict(config), "state": dict(state or {})}
-    header["aliases"] = aliases
+    header |= {"aliases": aliases, "vocabularies": vocabularies(Path(path).parent)}
     weights = get_model_state_dict(model, options=_WHOLE)
     tensors = {f"model.{k}": v.contiguous() for k, v in weights.items() if k not in aliases}
     if optimizer is not None:
@@ -111,18 +123,26 @@ def load_checkpoint(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ConfigMismatch: If ``config`` or the tensors' names or shapes differ; says where.
-        CheckpointError: If the file is not a checkpoint, or holds no optimizer and one is asked.
+        ConfigMismatch: If ``config`` or the tensors' names, shapes or kinds of number differ; says
+            where.
+        CheckpointError: If the file is not a checkpoint, or holds no optimizer and one is asked,
+            or one with another number of groups.
     """
     path = Path(path)
     header, tensors = _open(path)
     if config is not None:
         check_config(path, header["config"], config)
     weights = {k[6:]: v for k, v in tensors.items() if k.startswith("model.")}
-    weights |= {alias: weights[name] for alias, name in header["aliases"].items()}
+    aliases = header["aliases"].items()
+    weights |= {alias: weights[name] for alias, name in aliases if name in weights}
     _check_tensors(path, weights, model)
     if optimizer is not None and "lr" not in header:
         raise CheckpointError(f"{path} holds weights only: it cannot continue a run")
+    if optimizer is not None and len(header["lr"]) != len(optimizer.param_groups):
+        raise CheckpointError(
+            f"{path} holds an optimizer with {len(header['lr'])} groups of parameters, but this "
+            f"one has {len(optimizer.param_groups)}"
+        )
     set_model_state_dict(model, weights, options=_WHOLE)
     if optimizer is not None:
         _load_moments(model, optimizer, tensors, header["lr"])
@@ -212,24 +232,18 @@ def _aliases(model: nn.Module) -> dict[str, str]:
 
 
 def _replace(path: Path, tensors: Mapping[str, Tensor], header: dict[str, str]) -> None:
-    # A fixed name, so that what a killed run left here is overwritten by the next one.
-    partial = path.with_name(path.name + ".partial")
-    try:
+    with replacing(path) as partial:
         partial.touch()
         mode = partial.stat().st_mode  # as the umask has it; safetensors lets its owner alone in
-        save_file(dict(tensors), partial, header)
+        try:
+            save_file(dict(tensors), partial, header)
+        except SafetensorError as error:
+            number = re.search(r"os error (\d+)", str(error))
+            code = int(number[1]) if number else 5  # EIO
+            raise OSError(code, os.strerror(code), str(path)) from error
         partial.chmod(mode)
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
-        os.replace(partial, path)
-    except SafetensorError as error:
-        partial.unlink(missing_ok=True)
-        number = re.search(r"os error (\d+)", str(error))
-        code = int(number[1]) if number else 5  # EIO
-        raise OSError(code, os.strerror(code), str(path)) from error
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
     if os.name == "posix":  # the rename itself has to reach the disk
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -250,16 +264,22 @@ def _open(path: Path, with_tensors: bool = True) -> tuple[dict[str, Any], dict[s
             tensors = {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise CheckpointError(f"{path} is not a checkpoint: {error}") from error
-    header = json.loads(text)
-    if header.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{path} has format {header.get('format')!r}; this version reads {FORMAT}"
-        )
+    try:
+        header = json.loads(text)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not a checkpoint: its header is no JSON") from error
+    found = header.get("format") if isinstance(header, dict) else None
+    if found != FORMAT:
+        raise CheckpointError(f"{path} has format {found!r}; this version reads {FORMAT}")
+    for name in ("config", "state", "aliases"):
+        if not isinstance(header.get(name), dict):
+            raise CheckpointError(f"{path} is not a checkpoint: its header has no {name}")
     return header, tensors
 
 
 def _check_tensors(path: Path, weights: Mapping[str, Tensor], model: nn.Module) -> None:
-    wanted = {k: tuple(v.shape) for k, v in model.state_dict().items()}
+    own = model.state_dict()
+    wanted = {k: tuple(v.shape) for k, v in own.items()}
     found = {k: tuple(v.shape) for k, v in weights.items()}
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name):
@@ -267,3 +287,13 @@ def _check_tensors(path: Path, weights: Mapping[str, Tensor], model: nn.Module) 
                 f"{path} does not fit the model: {name} has shape {found.get(name, 'absent')} "
                 f"there and {wanted.get(name, 'absent')} here"
             )
+        if _kind(weights[name]) != _kind(own[name]):
+            raise ConfigMismatch(
+                f"{path} does not fit the model: {name} is of {weights[name].dtype} there and of "
+                f"{own[name].dtype} here"
+            )
+
+
+def _kind(tensor: Tensor) -> tuple[bool, bool, bool]:
+    dtype = tensor.dtype  # precisions may differ: copying rounds
+    return dtype.is_floating_point, dtype.is_complex, dtype == torch.bool

@@ -89,7 +89,11 @@ def minibatches(
 
 
 def look_back_batch(
-    batch_size: int, length: int, vocab_size: int, back: int, generator: torch.Generator
+    batch_size: int,
+    length: int,
+    vocab_size: int,
+    back: int,
+    generator: torch.Generator,
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
     """Random ids and, as target of each, the id ``back`` places before it.
 
@@ -106,7 +110,10 @@ def look_back_batch(
         ValueError: If ``back`` is out of range: no target would count.
     """
     if not 0 < back < length:
-        raise ValueError(f"back must lie in 1 … {length - 1} (the length minus 1), but is {back}")
+        raise ValueError(
+            f"back must lie in 1 … {length - 1} (the length minus 1), "
+            f"but is {back}"
+        )
     ids = torch.randint(vocab_size, (batch_size, length), generator=generator)
     targets = torch.full_like(ids, IGNORED)
     targets[:, back:] = ids[:, :-back]

@@ -279,7 +279,7 @@ def beam_search(
         eos_id: Token that ends a sentence.
         pad_id: Token that fills the rest of a finished row.
         max_len: Most tokens a sentence may get, at least 1: one int, or int64 of shape (B,).
-        length_penalty: The alpha of `length_norm`, 0 or more.
+        length_penalty: The alpha of `length_norm`, 0 to 10: more may overflow float32.
         num_return: Hypotheses R returned for each sentence, 1 to `beam_size`.
         forbidden_ids: Further tokens that are never produced.
         device: Where the tokens live. Default: `step.device` if there is one, else the CPU.
@@ -299,8 +299,8 @@ def beam_search(
         raise ValueError(f"beam_size must be at least 1, but is {beam_size}")
     if not 1 <= num_return <= beam_size:
         raise ValueError(f"num_return must be in [1, beam_size={beam_size}], but is {num_return}")
-    if not 0 <= length_penalty < float("inf"):
-        raise ValueError(f"length_penalty must be finite and not negative, but is {length_penalty}")
+    if not 0 <= length_penalty <= 10:
+        raise ValueError(f"length_penalty must be in [0, 10], but is {length_penalty}")
     search = _BeamSearch(rules, beam_size, length_penalty, num_return)
     tokens = rules.first_tokens()
     while len(tokens):

@@ -121,34 +121,36 @@ def on_writer(action: Callable[[], Any]) -> None:
         raise RuntimeError("process 0 failed while it wrote for all: see its message")
 
 
-def wrap(model: nn.Module, sharding: str = "ddp") -> nn.Module:
-    """Make the gradients of all processes add up: by copies (DDP) or by shards (FSDP2).
+def wrap(
+    model: nn.Module, sharding: str = "ddp", device: torch.device | None = None
+) -> nn.Module:
+    """Move the model, and make the gradients of all processes add up: by copies or by shards.
 
-    DDP returns a wrapper and leaves the model as it is. FSDP2 changes the model in place: each
-    process keeps a part of every parameter, gradient and moment, and fetches a layer when it is
-    its turn. Both *average* over the processes; the loss has to be multiplied by their number.
+    Copies (DDP) return a wrapper and leave the model as it is. Shards (FSDP2) change the model in
+    place: each process keeps a part of every parameter, gradient and moment, and fetches a layer
+    when it is its turn. Both *average* over the processes; the loss has to be multiplied by their
+    number.
+
+    Args:
+        model: Moved to ``device``; to be sharded, layer by layer and never as a whole, so that it
+            need not fit there.
+        sharding: ``"ddp"`` or ``"fsdp"``; makes no difference to a process that is alone.
+        device: Where to train; None is where the model is.
 
     Raises:
         ValueError: If ``sharding`` is unknown.
     """
     if sharding not in SHARDING:
         raise ValueError(f"sharding must be one of {SHARDING}, got {sharding!r}")
+    if sharding == "fsdp" and dist.is_initialized():
+        _shard(model, next(model.parameters()).device if device is None else device)
+        return model
+    model.to(device)
     if not dist.is_initialized():
         return model
-    if sharding == "ddp":
-        device = next(model.parameters()).device
-        ids = [device.index] if device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
-    for block in _blocks(model):
-        if hasattr(block, "cross_attention"):
-            # Its keys and values are projected before the layer runs, so it stays with the root.
-            for name, part in block.named_children():
-                if name != "cross_attention" and not isinstance(part, nn.ModuleList):
-                    _shard(part)
-        else:
-            _shard(block)
-    _shard(model)
-    return model
+    device = next(model.parameters()).device
+    ids = [device.index] if device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
@@ -160,13 +162,30 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield from _blocks(child)
 
 
-def _shard(module: nn.Module) -> None:
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    """What is fetched together, the whole last, which keeps what is in no other part."""
+    for block in _blocks(model):
+        if hasattr(block, "cross_attention"):
+            # Its keys and values are projected before the layer runs, so it stays with the whole.
+            for name, part in block.named_children():
+                if name != "cross_attention" and not isinstance(part, nn.ModuleList):
+                    yield part
+        else:
+            yield block
+    yield model
+
+
+def _shard(model: nn.Module, device: torch.device) -> None:
+    """Cut up part after part; `fully_shard` moves each to the device of the mesh, and cuts it."""
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-    fully_shard(module)
-    for name in ENTRANCES:
-        if hasattr(module, name):
-            register_fsdp_forward_method(module, name)
+    mesh = init_device_mesh(device.type, (world_size(),))
+    for part in list(_parts(model)):
+        fully_shard(part, mesh=mesh)
+        for name in ENTRANCES:
+            if hasattr(part, name):
+                register_fsdp_forward_method(part, name)
 
 
 def accumulating(wrapped: nn.Module, last: bool) -> AbstractContextManager:

@@ -179,12 +179,35 @@ def align(
     if len(source) == 1 or not target_ids:
         return []
     device = device_of(model)
-    tgt = torch.tensor([[tgt_tok.bos_id, *target_ids]], device=device)
+    tgt = torch.tensor([[tgt_tok.bos_id, *target_ids[:-1]]], device=device)
     with switched(model, training=False):
         maps = model.attention_maps(torch.tensor([source], device=device), tgt)
     weights = maps["cross"][layer][0].mean(dim=0)  # (H, T, S) -> (T, S)
-    best = weights[: len(target_ids), : len(source) - 1].argmax(dim=1)
+    best = weights[:, : len(source) - 1].argmax(dim=1)
     return [(s, t) for t, s in enumerate(best.tolist())]
+
+
+def align_words(
+    model: nn.Module, sentence: str, target_ids: Sequence[int], src_tok: Tokenizer,
+    tgt_tok: Tokenizer, layer: int = -1,
+) -> list[tuple[int, int]]:  # fmt: skip
+    """Pairs (source word, target word) of `align`, as Moses counts them.
+
+    Words are what white space sets apart in ``sentence`` and in the decoded translation. One that
+    consists of several tokens may have several partners; each pair comes once, in the order of
+    the target. Arguments as in `align`.
+    """
+    source = [n for n, word in enumerate(sentence.split()) for _ in src_tok.encode(word)]
+    count = len(tgt_tok.decode(target_ids).split())
+    # Where one more letter would go is the word that a token belongs to.
+    target = [
+        len((tgt_tok.decode(target_ids[: t + 1]) + "x").split()) - 1
+        for t in range(len(target_ids))
+    ]
+    pairs = align(model, sentence, target_ids, src_tok, tgt_tok, layer)
+    # Normalising can join words, « so », which then have fewer tokens than one by one, or more.
+    words = [(source[min(s, len(source) - 1)], target[t]) for s, t in pairs]
+    return list(dict.fromkeys(pair for pair in words if pair[1] < count))
 
 
 @dataclass(frozen=True)

@@ -185,6 +185,7 @@ def curves(
     logy: bool = False,
     markers: bool = False,
     reference: Mapping[str, object] | None = None,
+    order: Sequence[str] | None = None,
     height: float = 3.2,
     ax: Axes | None = None,
 ) -> Axes:
@@ -200,6 +201,8 @@ def curves(
         logy: logarithmic vertical axis.
         markers: mark the points, for few measured values.
         reference: lines to compare with, thin, grey and dashed.
+        order: names in the order of the colours, where panels share names and do not draw the
+            same lines; the order of `lines` if None.
         height: inches; the width is the book's. Ignored where `ax` is given.
         ax: axes to draw into; without it a new figure.
 
@@ -207,21 +210,25 @@ def curves(
         The axes.
 
     Raises:
-        ValueError: if there is no line, if there are more lines than styles to tell them apart, or
-            if a line and its `x` differ in length.
+        ValueError: if there is no line, if there are more lines than styles to tell them apart, if
+            a line is not in `order`, or if a line and its `x` differ in length.
     """
-    if not 0 < len(lines) <= len(LINE_COLORS):
-        raise ValueError(f"lines must be 1 to {len(LINE_COLORS)} in number, got {len(lines)}")
+    order = list(lines if order is None else order)
+    if not lines or len(order) > len(LINE_COLORS):
+        raise ValueError(f"lines must be 1 to {len(LINE_COLORS)} in number, got {len(order)}")
+    if missing := set(lines) - set(order):
+        raise ValueError(f"order must name every line, but lacks {sorted(missing)}")
     if ax is None:
         _, ax = plt.subplots(figsize=(WIDTH, height))
-    for index, (name, values) in enumerate({**lines, **(reference or {})}.items()):
+    for name, values in {**lines, **(reference or {})}.items():
         own_x, values = _array(x[name] if isinstance(x, Mapping) else x), _array(values)
         if own_x.shape != values.shape:
             raise ValueError(
                 f"lines[{name!r}] must have the shape of its x, {own_x.shape}, got {values.shape}"
             )
         style = REFERENCE
-        if index < len(lines):
+        if name in lines:
+            index = order.index(name)
             style = {"color": LINE_COLORS[index], "linestyle": DASHES[index]}
             style["marker"] = MARKERS[index] if markers else None
         ax.plot(own_x, values, label=name, **style)
@@ -241,7 +248,7 @@ def show_source(*objects: object) -> Markdown:
         *objects: what to show, in this order; anything that `inspect.getsource` takes.
 
     Returns:
-        A Markdown display: one highlighted block an object, under the name of its file. Of a
+        A Markdown display: one highlighted block an object, under its file's and its own name. Of a
         longer docstring it keeps the first line; the rest is in the reference. The text holds
         neither addresses nor line numbers, so it changes only when the source does.
 
@@ -255,7 +262,8 @@ def show_source(*objects: object) -> Markdown:
         item = inspect.unwrap(item) if callable(item) else item
         source = _with_short_docstrings(textwrap.dedent(inspect.getsource(item)))
         path = Path(inspect.getsourcefile(item))
-        blocks.append(f"*{path.parent.name}/{path.name}*\n\n```python\n{source}```")
+        name = f"*{path.parent.name}/{path.name}*, `{item.__qualname__}`"
+        blocks.append(f"{name}\n\n```python\n{source}```")
     return Markdown("\n\n".join(blocks))
 
 

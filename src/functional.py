@@ -20,7 +20,7 @@ BACKENDS = ("sdpa", "explicit")
 def masked_softmax(
     scores: Float[Tensor, "*axes S"], mask: Bool[Tensor, "..."] | None = None
 ) -> Float[Tensor, "*axes S"]:
-    """Softmax over the last axis that gives every forbidden key the weight 0, exactly.
+    """Softmax over the last axis that gives every forbidden key exactly 0.
 
     The softmax runs in float32 at least. A row without any allowed key gets zeros, not the
     uniform weights of a large negative fill and not the NaN of a fill with −inf; its gradients
@@ -41,9 +41,9 @@ def masked_softmax(
     if mask is None:
         return wide.softmax(dim=-1).to(scores.dtype)
     check_mask(mask, scores.shape)
-    # A row of −inf alone has a softmax of NaN. The last fill would hide it, and the first would
-    # stop its gradient, but anomaly detection would rightly halt in between. So empty rows are
-    # filled with zeros before the softmax.
+    # A row of −inf alone has a softmax of NaN. The last fill would hide it, and
+    # the first would stop its gradient, but anomaly detection would rightly
+    # halt in between. So empty rows are filled with zeros before the softmax.
     empty = ~mask.any(dim=-1, keepdim=True)
     wide = wide.masked_fill(~mask, float("-inf")).masked_fill(empty, 0.0)
     return wide.softmax(dim=-1).masked_fill(empty, 0.0).to(scores.dtype)
@@ -60,8 +60,11 @@ def attention(
     dropout: float = 0.0,
     backend: str = "sdpa",
     return_weights: bool = False,
-) -> Float[Tensor, "*axes T Kv"] | tuple[Float[Tensor, "*axes T Kv"], Float[Tensor, "*axes T S"]]:
-    """Scaled dot-product attention: ``softmax(query · keyᵀ · scale) · value``.
+) -> (
+    Float[Tensor, "*axes T Kv"]
+    | tuple[Float[Tensor, "*axes T Kv"], Float[Tensor, "*axes T S"]]
+):
+    """Scaled dot-product attention: ``softmax(query·keyᵀ · scale) · value``.
 
     Args:
         query: Queries; the leading axes are any batch or head axes.
@@ -92,12 +95,12 @@ def attention(
     num_queries, num_keys = query.shape[-2], key.shape[-2]
     if mask is not None:
         check_mask(mask, (*query.shape[:-1], num_keys))
-    # For one query, as in a step of decoding, the kernel gains nothing; on a CPU it loses.
-    single = num_queries == 1 and query.device.type == "cpu"
-    fused = backend == "sdpa" and not return_weights and not single
-    # One query sees the whole cache, and the kernel's own flag is right where S = T without a
-    # mask; only the rest needs the causal mask as a tensor.
-    fused_causal = fused and is_causal and mask is None and num_queries == num_keys
+    fused = backend == "sdpa" and not return_weights
+    # One query sees the whole cache, and the kernel's own flag is right where
+    # S = T without a mask; only the rest needs the causal mask as a tensor.
+    fused_causal = (
+        fused and is_causal and mask is None and num_queries == num_keys
+    )
     if is_causal and num_queries > 1 and not fused_causal:
         causal = causal_mask(num_queries, num_keys, device=query.device)
         causal = causal.view((1,) * (query.dim() - 2) + causal.shape[-2:])
@@ -106,11 +109,14 @@ def attention(
     if fused:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale,
-            is_causal=fused_causal,
+            # Compiled, lengths are symbols, and the kernel wants a plain bool.
+            is_causal=True if fused_causal else False,
         )
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = (query * scale) @ key.transpose(-2, -1)
-    weights = masked_softmax(scores, mask)
+    # Products of halves may not fit into a half: scores are wide.
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scores = (query.to(wide) * scale) @ key.to(wide).transpose(-2, -1)
+    weights = masked_softmax(scores, mask).to(query.dtype)
     output = F.dropout(weights, dropout) @ value
     return (output, weights) if return_weights else output
 

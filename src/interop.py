@@ -5,7 +5,7 @@ afterwards both give the same answer. Only PyTorch is imported here: modules of 
 Hugging Face's Marian are taken as they come.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -76,7 +76,8 @@ def from_torch_encoder_layer(
     """Copy an ``nn.TransformerEncoderLayer``.
 
     Raises:
-        ValueError: If its activation is neither ReLU nor the exact GELU.
+        ValueError: If its activation is neither ReLU nor the exact GELU, a norm is no LayerNorm,
+            or its parts differ in what is one field of ours.
     """
     config = TransformerConfig(**_ONE_WORD, **_torch_fields(module), backend=backend)
     return _filled(EncoderLayer(config), _renamed(module.state_dict(), _TORCH_NAMES), module)
@@ -88,7 +89,8 @@ def from_torch_decoder_layer(
     """Copy an ``nn.TransformerDecoderLayer``; ours is causal by itself.
 
     Raises:
-        ValueError: If its activation is neither ReLU nor the exact GELU.
+        ValueError: If its activation is neither ReLU nor the exact GELU, a norm is no LayerNorm,
+            or its parts differ in what is one field of ours.
     """
     config = TransformerConfig(**_ONE_WORD, **_torch_fields(module), backend=backend)
     return _filled(DecoderLayer(config), _renamed(module.state_dict(), _TORCH_NAMES), module)
@@ -110,10 +112,11 @@ def from_torch_transformer(
         tgt_tokens: Target embeddings.
         output: Output matrix, without a bias.
         **fields: More fields of `TransformerConfig`: ``positions``, ``scale_embeddings``, ids …
-            Nothing is tied.
+            What ``module`` and the matrices say is no such field. Nothing is tied.
 
     Raises:
-        ValueError: If a part is there that the other side lacks.
+        ValueError: If a part is there that the other side lacks, layers differ from one another,
+            a norm is no LayerNorm, or ``fields`` hold what is read off the modules.
     """
     encoder, decoder = module.encoder, module.decoder
     norm_first = encoder.layers[0].norm_first
@@ -123,17 +126,22 @@ def from_torch_transformer(
                 f"module.{name}.norm must be {'a LayerNorm' if norm_first else 'None'} where "
                 f"norm_first is {norm_first}, but is {stack.norm}"
             )
-    config = TransformerConfig.from_dict(
-        _torch_fields(encoder.layers[0])
-        | {
-            "src_vocab_size": src_tokens.num_embeddings,
-            "tgt_vocab_size": tgt_tokens.num_embeddings,
-            "num_encoder_layers": len(encoder.layers),
-            "num_decoder_layers": len(decoder.layers),
-            "tie_embeddings": "none",
-        }
-        | fields
-    )
+    found = _torch_fields(*encoder.layers, *decoder.layers) | {
+        "src_vocab_size": src_tokens.num_embeddings,
+        "tgt_vocab_size": tgt_tokens.num_embeddings,
+        "num_encoder_layers": len(encoder.layers),
+        "num_decoder_layers": len(decoder.layers),
+        "tie_embeddings": "none",
+    }
+    for name, stack in (("encoder", encoder), ("decoder", decoder)):
+        if stack.norm is not None and _norm_eps(stack.norm) != found["norm_eps"]:
+            raise ValueError(
+                f"module.{name}.norm must have the layers' eps, {found['norm_eps']}, but has "
+                f"{stack.norm.eps}"
+            )
+    if taken := sorted(found.keys() & fields):
+        raise ValueError(f"fields must not say what module says: {', '.join(taken)}")
+    config = TransformerConfig.from_dict(found | fields)
     state = _renamed(module.state_dict(), _TORCH_NAMES)
     state["encoder.embeddings.tokens.weight"] = src_tokens.weight
     state["decoder.embeddings.tokens.weight"] = tgt_tokens.weight
@@ -252,16 +260,41 @@ def _marian_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _torch_fields(layer: nn.Module) -> dict[str, Any]:
-    """What a layer of torch.nn says about its configuration."""
-    _demand_plain_attention(layer.self_attn)
-    return {
-        "d_model": layer.self_attn.embed_dim, "num_heads": layer.self_attn.num_heads,
-        "d_ff": layer.linear1.out_features, "dropout": layer.dropout1.p,
-        "attention_dropout": layer.self_attn.dropout, "ffn_dropout": layer.dropout.p,
-        "norm_first": layer.norm_first, "norm_eps": layer.norm1.eps,
-        "activation": _activation(layer.activation),
-    }
+def _torch_fields(*layers: nn.Module) -> dict[str, Any]:
+    """What layers of torch.nn say about their configuration, which has one value for all."""
+    fields: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in _said(layer):
+            if fields.setdefault(name, value) != value:
+                raise ValueError(
+                    f"module must have the same {name} everywhere, but has {fields[name]} and "
+                    f"{value}"
+                )
+    return fields
+
+
+def _said(layer: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Each field of the configuration, as often as a part of the layer says something about it."""
+    yield "d_ff", layer.linear1.out_features
+    yield "norm_first", layer.norm_first
+    yield "activation", _activation(layer.activation)
+    yield "ffn_dropout", layer.dropout.p
+    for name, part in layer.named_children():
+        if name.startswith("norm"):
+            yield "norm_eps", _norm_eps(part)
+        elif name.startswith("dropout") and name != "dropout":
+            yield "dropout", part.p
+        elif isinstance(part, nn.MultiheadAttention):
+            _demand_plain_attention(part)
+            yield "d_model", part.embed_dim
+            yield "num_heads", part.num_heads
+            yield "attention_dropout", part.dropout
+
+
+def _norm_eps(norm: nn.Module) -> float:
+    if type(norm) is not nn.LayerNorm:
+        raise ValueError(f"module must have a LayerNorm for each norm, but has {norm}")
+    return norm.eps
 
 
 def _activation(function: Any) -> str:

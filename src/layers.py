@@ -136,7 +136,9 @@ class AddNorm(nn.Module):
         self.norm_first = config.norm_first
 
     def forward(
-        self, x: Float[Tensor, "*tokens D"], sublayer: Callable[[Tensor], Tensor]
+        self,
+        x: Float[Tensor, "*tokens D"],
+        sublayer: Callable[[Tensor], Tensor],
     ) -> Float[Tensor, "*tokens D"]:
         """Wrap ``sublayer``, a function of one tensor that keeps its shape."""
         if self.norm_first:
@@ -177,7 +179,8 @@ class EncoderLayer(nn.Module):
         def attend(h: Tensor) -> Tensor:
             keep = record is not None
             result = self.self_attention(
-                h, mask=mask, rotary=rotary, packing=packing, return_weights=keep
+                h, mask=mask, rotary=rotary, packing=packing,
+                return_weights=keep,
             )
             return _kept(result, record)
 
@@ -186,7 +189,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, attention over the encoder's output, then a feed-forward network.
+    """Causal self-attention, cross-attention, then a feed-forward network.
 
     Source: Vaswani et al. 2017, §3.1.
     """
@@ -235,7 +238,8 @@ class DecoderLayer(nn.Module):
             keep = cross_record is not None
             query = self.cross_attention.project_query(h, packing)
             result = self.cross_attention.attend(
-                query, *memory, memory_mask, packing=packing, return_weights=keep
+                query, *memory, memory_mask, packing=packing,
+                return_weights=keep,
             )
             return _kept(result, cross_record)
 

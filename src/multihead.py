@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from src.cache import KVCache
-from src.functional import attention, masked_softmax
+from src.functional import attention, check_mask, masked_softmax
 from src.packing import Packing
 from src.positions import RotaryPositions
 
@@ -101,17 +101,26 @@ class MultiHeadAttention(nn.Module):
 
         Raises:
             TypeError: If ``mask`` is not boolean.
-            ValueError: If ``mask`` is not of rank 3 or does not fit, or the cache does not.
+            ValueError: If ``mask`` is not of rank 3 or does not fit, or the cache does not, or
+                query and key have not equally many rows. The cache then stays as it was.
         """
         if key is None and value is None:
             q, k, v = self.split(self.in_proj(query), 3, packing)
         else:
+            key = query if key is None else key
+            if len(query) != len(key):
+                raise ValueError(
+                    "query and key must have equally many rows, but have "
+                    f"{len(query)} and {len(key)}"
+                )
             q = self.project_query(query, packing)
-            k, v = self.project_key_value(query if key is None else key, value)
+            k, v = self.project_key_value(key, value)
         if rotary is not None:
             offset = 0 if cache is None else cache.length
             q, k = rotary(q, offset), rotary(k, offset)
         if cache is not None:
+            num_keys = cache.length + k.shape[2]
+            self._check(mask, (len(k), q.shape[2], num_keys), is_causal)
             k, v = cache.append(k, v)
         return self.attend(
             q, k, v, mask, is_causal=is_causal, packing=packing, return_weights=return_weights
@@ -152,23 +161,25 @@ class MultiHeadAttention(nn.Module):
 
         ``W`` rows of queries in a row may share one row of keys and values, as the beams of a
         sentence share its source: then the batch of the queries is ``W`` times that of the keys.
+        The mask has a row for each row of keys.
 
         Raises:
             TypeError: If ``mask`` is not boolean.
             ValueError: If ``mask`` is not of rank 3 or does not fit, or the rows do not.
         """
-        if mask is not None:
-            if mask.dim() != 3:
-                raise ValueError(
-                    f"mask must have rank 3 (B or 1, T or 1, S), but has shape {tuple(mask.shape)}"
-                )
-            mask = mask.unsqueeze(1)
+        shape = (len(key), query.shape[2], key.shape[2])
+        self._check(mask, shape, is_causal)
+        mask = mask if mask is None else mask.unsqueeze(1)
         dropout = self.dropout if self.training else 0.0
-        shared = len(query) // max(len(key), 1)
+        shared = _rows_per_key(query, key)
         if shared > 1:
             if is_causal:
-                raise ValueError("is_causal does not go with queries that share their keys")
+                raise ValueError(
+                    "is_causal does not go with queries that share their keys"
+                )
             query = _beside(query, shared)
+            if mask is not None and mask.shape[2] > 1:
+                mask = mask.repeat(1, 1, shared, 1)
         if self.scorer is None:
             result = attention(
                 query, key, value, mask, is_causal=is_causal, dropout=dropout,
@@ -176,8 +187,6 @@ class MultiHeadAttention(nn.Module):
             )
             output, weights = result if return_weights else (result, None)
         else:
-            if is_causal:
-                raise ValueError("is_causal goes with the scaled dot product; pass a causal mask")
             weights = masked_softmax(self.scorer(query, key), mask)
             output = F.dropout(weights, dropout) @ value
         if shared > 1:
@@ -188,19 +197,43 @@ class MultiHeadAttention(nn.Module):
         return (output, weights) if return_weights else output
 
     def split(
-        self, x: Float[Tensor, "*tokens parts_D"], parts: int, packing: Packing | None = None
+        self,
+        x: Float[Tensor, "*tokens parts_D"],
+        parts: int,
+        packing: Packing | None = None,
     ) -> tuple[Tensor, ...]:
-        """Cut ``(B, T, parts · D)`` into ``parts`` tensors of heads ``(B, H, T, K)``."""
+        """Cut ``(B, T, parts·D)`` into heads: ``parts`` times ``(B, H, T, K)``."""
         if packing is not None:
             x = packing.unpack(x)
         x = x.unflatten(-1, (parts, self.num_heads, self.head_dim))
-        return x.permute(2, 0, 3, 1, 4).unbind(0)  # (B, T, P, H, K) -> P × (B, H, T, K)
+        # (B, T, P, H, K) -> P × (B, H, T, K)
+        return x.permute(2, 0, 3, 1, 4).unbind(0)
+
+    def _check(self, mask: Tensor | None, shape: tuple[int, ...], is_causal: bool) -> None:
+        """Refuse what attending to scores ``(B, T, S)`` would refuse."""
+        if mask is not None:
+            check_mask(mask, shape)
+        if is_causal and self.scorer is not None:
+            raise ValueError("is_causal goes with the scaled dot product; pass a causal mask")
 
     def _project(self, x: Tensor, first: int, last: int) -> Tensor:
-        """Multiply by rows ``first · D … last · D`` of ``in_proj``: 0 is W_q, 1 W_k, 2 W_v."""
+        """Apply ``in_proj``'s rows ``first·D … last·D``: 0 is W_q, 1 W_k, 2 W_v."""
         rows = slice(first * self.d_model, last * self.d_model)
         bias = self.in_proj.bias
-        return F.linear(x, self.in_proj.weight[rows], None if bias is None else bias[rows])
+        return F.linear(
+            x, self.in_proj.weight[rows], None if bias is None else bias[rows]
+        )
+
+
+def _rows_per_key(query: Tensor, key: Tensor) -> int:
+    """Count the rows of queries that share one row of keys."""
+    shared, rest = divmod(len(query), max(len(key), 1))
+    if rest:
+        raise ValueError(
+            "query must have as many rows as key or a multiple of them, but they have "
+            f"{len(query)} and {len(key)}"
+        )
+    return shared
 
 
 def _beside(x: Tensor, width: int) -> Tensor:

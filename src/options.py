@@ -15,7 +15,9 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -85,9 +87,15 @@ class Parser(argparse.ArgumentParser):
                 kwargs = {"type": number[0], "nargs": len(number), "metavar": "X"}
             default = None if shown or field.default is dataclasses.MISSING else field.default
             self.option(
-                group, "--" + field.name.replace("_", "-"), default=default,
+                group, flag(field.name), default=default,
                 help=texts.get(field.name, field.name), shown=shown, **kwargs,
             )  # fmt: skip
+
+    def at_least(self, options: Mapping[str, Any], **smallest: int) -> None:
+        """Leave with status 2 if a number is below the smallest that its option may have."""
+        for name, number in smallest.items():
+            if options[name] is not None and options[name] < number:
+                self.error(f"{flag(name)} must be at least {number}, got {options[name]}")
 
     def given(self, argv: Sequence[str] | None) -> dict[str, Any]:
         """Only what the command line says; lists become tuples."""
@@ -105,16 +113,33 @@ class Parser(argparse.ArgumentParser):
                 near = difflib.get_close_matches(name, self.kinds, n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 self.error(f"{path}: unknown setting {key!r}{hint}")
-            flag = "--" + name.replace("_", "-")
             if isinstance(value, bool):
                 if not isinstance(self.kinds[name], argparse.BooleanOptionalAction):
                     self.error(f"{path}: {key} must not be true or false")
-                words.append(flag if value else flag.replace("--", "--no-", 1))
+                words.append(flag(name) if value else flag(f"no_{name}"))
             else:
                 values = value if isinstance(value, list) else [value]
                 # "--x=-1": a value may look like a flag; with several values it must not.
-                words += [f"{flag}={values[0]}"] if len(values) == 1 else [flag, *map(str, values)]
+                words += (
+                    [f"{flag(name)}={values[0]}"] if len(values) == 1
+                    else [flag(name), *map(str, values)]
+                )  # fmt: skip
         return self.given(words)
+
+
+def flag(name: str) -> str:
+    """The option of a setting: ``max_len`` → ``--max-len``."""
+    return "--" + name.replace("_", "-")
+
+
+def in_flags(text: str, names: Iterable[str]) -> str:
+    """Write the settings that a message is about, those before "must", as options."""
+    head, must, rule = text.partition(" must ")
+    if not must:
+        return text
+    names = set(names)
+    word = r"(?<!\S)\w+(?![^\s,])"  # not a part of a path
+    return re.sub(word, lambda w: flag(w[0]) if w[0] in names else w[0], head) + must + rule
 
 
 def layered(groups: Iterable[set[str]], *sources: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,13 +191,43 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 
 def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file, whole or not at all."""
-    partial = Path(f"{path}.partial")
-    try:
+    with replacing(path) as partial:
         partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A name beside ``path``, unlike any other, to write to; after the block it is renamed.
+
+    If the block fails, ``path`` stays as it was and nothing stays beside it.
+
+    Raises:
+        OSError: If something cannot be written; names ``path``.
+    """
+    path = Path(path)
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        with naming(path):
+            yield partial
+            os.replace(partial, path)
+    except OSError as error:
+        if error.filename != str(partial):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Name the file in an `OSError` that names none, as that of a write to a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def complain(program: str, error: BaseException) -> int:

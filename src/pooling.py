@@ -72,13 +72,17 @@ def nadaraya_watson(
     *,
     mask: Bool[Tensor, "..."] | None = None,
     return_weights: bool = False,
-) -> Float[Tensor, "*axes T"] | tuple[Float[Tensor, "*axes T"], Float[Tensor, "*pairs T S"]]:
-    """Predict at each query the mean of the values, weighted by how near their keys lie.
+) -> (
+    Float[Tensor, "*axes T"]
+    | tuple[Float[Tensor, "*axes T"], Float[Tensor, "*pairs T S"]]
+):
+    """Predict at each query a mean of values, weighted by how near keys lie.
 
     The Gaussian kernel is computed as the softmax of −½((x − xᵢ)/h)². Its weights sum to 1 even
-    where every key is so far away that exp would be 0: the nearest key takes all. The other
-    kernels end at distance h; a query without any key in reach gets the weights 0 and the
-    prediction 0, and gradients 0.
+    where every key is so far away that exp would be 0: the nearest key takes all, or the keys
+    share that are equally far to rounding. The other kernels end at distance h; a query without
+    any key in reach gets the weights 0 and the prediction 0, and gradients 0. All is computed in
+    float32 at least.
 
     Args:
         query: Places x to predict at, shape (..., T).
@@ -106,14 +110,19 @@ def nadaraya_watson(
     """
     if keys.shape[-1] != values.shape[-1]:
         raise ValueError(
-            f"keys and values must hold as many entries, but hold {keys.shape[-1]} and "
-            f"{values.shape[-1]}"
+            "keys and values must hold as many entries, "
+            f"but hold {keys.shape[-1]} and {values.shape[-1]}"
         )
     kernel = _find_kernel(kernel)
-    distance = query.unsqueeze(-1) - keys.unsqueeze(-2)  # (..., T, 1) − (..., 1, S)
+    dtype = torch.result_type(query, keys)
+    # Squares and sums may not fit into a half: they are wide.
+    wide = torch.promote_types(dtype, torch.float32)
+    # (..., T, 1) − (..., 1, S)
+    distance = query.to(wide).unsqueeze(-1) - keys.to(wide).unsqueeze(-2)
     u = distance / _check_width(width, distance)
     weights = _kernel_weights(kernel, u, mask)
-    output = (weights @ values.unsqueeze(-1)).squeeze(-1)
+    output = (weights @ values.to(weights.dtype).unsqueeze(-1)).squeeze(-1)
+    output, weights = output.to(dtype), weights.to(dtype)
     return (output, weights) if return_weights else output
 
 
@@ -235,22 +244,41 @@ def _check_width(width: Real | Tensor, distance: Tensor) -> Real | Tensor:
     return width
 
 
+def _gaussian_scores(u: Tensor, mask: Tensor | None) -> Tensor:
+    """−½ (u² − m²), m being the least allowed |u| of the row: 0 for the nearest key.
+
+    To the softmax it is −½ u². But that may overflow for all keys of a row, whereas the product
+    (u − m)(u + m) is 0 for the nearest even where it overflows for the others.
+    """
+    limit = torch.finfo(u.dtype).max / 2
+    u = u.clamp(-limit, limit)
+    size = u.detach().abs()
+    if mask is not None:
+        check_mask(mask, u.shape)
+        size = size.masked_fill(~mask, limit)
+    least = size.amin(dim=-1, keepdim=True)
+    return -0.5 * (u - least) * (u + least)
+
+
 def _kernel_weights(kernel: Kernel, u: Tensor, mask: Tensor | None) -> Tensor:
     """Kernel values at u, made to sum to 1 over the keys in reach."""
     if kernel is gaussian:
-        return masked_softmax(-0.5 * u.square(), mask)
+        # −½ u², up to a number for each row, which the softmax takes off.
+        return masked_softmax(_gaussian_scores(u, mask), mask)
     raw = kernel(u)
     if raw.shape != u.shape:
         raise ValueError(
-            f"kernel must return weights of shape {tuple(u.shape)}, but their shape is "
-            f"{tuple(raw.shape)}"
+            f"kernel must return weights of shape {tuple(u.shape)}, "
+            f"but their shape is {tuple(raw.shape)}"
         )
     if not (raw >= 0).all():
-        raise ValueError("kernel must return weights that are not negative or NaN")
+        raise ValueError(
+            "kernel must return weights that are not negative or NaN"
+        )
     if mask is not None:
         check_mask(mask, raw.shape)
         raw = raw.masked_fill(~mask, 0)
     total = raw.sum(dim=-1, keepdim=True)
-    # Where nothing is in reach this divides 0 by 1; dividing by 0 first and mending it
-    # afterwards would leave NaN in the gradient.
+    # Where nothing is in reach this divides 0 by 1; dividing by 0 first
+    # and mending it afterwards would leave NaN in the gradient.
     return raw / total.masked_fill(total == 0, 1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 def sinusoidal_table(
     max_len: int, d_model: int, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "max_len d_model"]:
-    """Sines in the even columns, cosines in the odd ones, of falling frequency.
+    """Sines in even columns, cosines in odd ones, of falling frequency.
 
     ``P[i, 2j] = sin(i / 10000^(2j/d_model))``, ``P[i, 2j+1] = cos(i / 10000^(2j/d_model))``.
     Computed in float64 and cast last; an odd ``d_model`` ends with a sine.
@@ -112,8 +112,10 @@ class LearnedPositions(nn.Module):
         self.weight = nn.Parameter(torch.empty(max_len, d_model))
         nn.init.normal_(self.weight, std=0.02)
 
-    def forward(self, x: Float[Tensor, "B T D"], offset: int = 0) -> Float[Tensor, "B T D"]:
-        """Return ``x`` plus the vectors of positions ``offset … offset + T − 1``.
+    def forward(
+        self, x: Float[Tensor, "B T D"], offset: int = 0
+    ) -> Float[Tensor, "B T D"]:
+        """Return ``x`` plus vectors of positions ``offset … offset + T − 1``.
 
         Raises:
             ValueError: If a position is negative or not below ``max_len``.
@@ -151,8 +153,10 @@ class RotaryPositions(_Table):
         angles = torch.arange(self.max_len)[:, None] / 10000 ** (columns / self.head_dim)
         return torch.stack([angles.cos(), angles.sin()], dim=1).to(dtype)
 
-    def forward(self, x: Float[Tensor, "*axes T K"], offset: int = 0) -> Float[Tensor, "*axes T K"]:
-        """Turn the heads ``x`` that stand at positions ``offset … offset + T − 1``.
+    def forward(
+        self, x: Float[Tensor, "*axes T K"], offset: int = 0
+    ) -> Float[Tensor, "*axes T K"]:
+        """Turn the heads ``x`` at positions ``offset … offset + T − 1``.
 
         The rotation is done in float32 at least and cast back.
 
@@ -160,7 +164,10 @@ class RotaryPositions(_Table):
             ValueError: If a position is negative or not below ``max_len``.
         """
         cos, sin = self.rows(x.shape[-2], offset).unbind(dim=1)
-        first, second = x.to(torch.promote_types(x.dtype, self.table.dtype)).chunk(2, dim=-1)
+        first, second = (
+            x.to(torch.promote_types(x.dtype, self.table.dtype))
+            .chunk(2, dim=-1)
+        )
         turned = (first * cos - second * sin, second * cos + first * sin)
         return torch.cat(turned, dim=-1).to(x.dtype)
 

@@ -108,7 +108,7 @@ def bert_config(fields: Mapping[str, Any]) -> TransformerConfig:
 
 @torch.no_grad()
 def copy_bert_weights(encoder: Encoder, tensors: Mapping[str, Tensor]) -> None:
-    """Copy a BERT's tensors into ``encoder``, whose parameters are **changed in place**.
+    """Copy a BERT's tensors into ``encoder``, which is **changed in place**.
 
     Args:
         encoder: An encoder built from `bert_config`.
@@ -121,15 +121,20 @@ def copy_bert_weights(encoder: Encoder, tensors: Mapping[str, Tensor]) -> None:
     places = _places(encoder)
     missing = sorted(set(places) - set(tensors))
     if missing:
-        raise ValueError(f"tensors must hold {missing[0]!r}; {len(missing)} are missing")
+        raise ValueError(
+            f"tensors must hold {missing[0]!r}; {len(missing)} are missing"
+        )
     left_over = sorted(set(tensors) - set(places) - set(UNUSED))
     if left_over:
-        raise ValueError(f"tensors must not hold {left_over[0]!r}; {len(left_over)} have no place")
+        raise ValueError(
+            f"tensors must not hold {left_over[0]!r}; "
+            f"{len(left_over)} have no place"
+        )
     for name, place in places.items():
         if tensors[name].shape != place.shape:
             raise ValueError(
-                f"tensors[{name!r}] must have shape {tuple(place.shape)}, but has "
-                f"{tuple(tensors[name].shape)}"
+                f"tensors[{name!r}] must have shape {tuple(place.shape)}, "
+                f"but has {tuple(tensors[name].shape)}"
             )
     for name, place in places.items():
         place.copy_(tensors[name])
@@ -153,14 +158,23 @@ def _layer_places(prefix: str, layer: EncoderLayer) -> dict[str, Tensor]:
     attention, feed_forward = layer.self_attention, layer.feed_forward
     places = {
         **_pair(f"{prefix}.attention.output.dense", attention.out_proj),
-        **_pair(f"{prefix}.attention.output.LayerNorm", layer.add_norms[0].norm),
+        **_pair(
+            f"{prefix}.attention.output.LayerNorm", layer.add_norms[0].norm
+        ),
         **_pair(f"{prefix}.intermediate.dense", feed_forward.inner),
         **_pair(f"{prefix}.output.dense", feed_forward.outer),
         **_pair(f"{prefix}.output.LayerNorm", layer.add_norms[1].norm),
     }
-    # BERT keeps three matrices, we keep one: its thirds are views, so copying fills the whole.
-    thirds = zip(attention.in_proj.weight.chunk(3), attention.in_proj.bias.chunk(3), strict=True)
-    for name, (weight, bias) in zip(("query", "key", "value"), thirds, strict=True):
+    # BERT keeps three matrices, we keep one: its thirds are views,
+    # so copying fills the whole.
+    thirds = zip(
+        attention.in_proj.weight.chunk(3),
+        attention.in_proj.bias.chunk(3),
+        strict=True,
+    )
+    for name, (weight, bias) in zip(
+        ("query", "key", "value"), thirds, strict=True
+    ):
         places[f"{prefix}.attention.self.{name}.weight"] = weight
         places[f"{prefix}.attention.self.{name}.bias"] = bias
     return places

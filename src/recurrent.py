@@ -209,7 +209,11 @@ class AttentionSeq2Seq(Seq2Seq):
         """Encode ``src``, project the keys, and ask for the first context."""
         memory, last = self.encoder(src)
         hidden = self._first_hidden(last)
-        source = (memory, self.scorer.project_key(memory), padding_mask(src, self.config.pad_id))
+        source = (
+            memory,
+            self.scorer.project_key(memory),
+            padding_mask(src, self.config.pad_id),
+        )
         context, weights = self._attend(hidden[-1].unsqueeze(1), *source)
         return DecoderState(hidden, context.squeeze(1), weights, *source)
 
@@ -240,12 +244,16 @@ class AttentionSeq2Seq(Seq2Seq):
         hidden, first, weights, *source = state
         outputs, contexts = [], [first.unsqueeze(1)]
         for token in embedded.split(1, dim=1):
-            output, hidden = self.rnn(torch.cat([token, contexts[-1]], dim=-1), hidden)
+            output, hidden = self.rnn(
+                torch.cat([token, contexts[-1]], dim=-1), hidden
+            )
             context, weights = self._attend(output, *source)
             outputs.append(output)
             contexts.append(context)
         state = DecoderState(hidden, contexts[-1].squeeze(1), weights, *source)
-        used = contexts[1:] if self.config.query_from == "current" else contexts[:-1]
+        used = (
+            contexts[1:] if self.config.query_from == "current" else contexts[:-1]
+        )
         return torch.cat(outputs, dim=1), torch.cat(used, dim=1), state
 
     def _attend(

@@ -107,7 +107,8 @@ class ScaledDotScore(Score):
 
     def score(self, query: Tensor, key: Tensor) -> Tensor:
         """Compute q·k / √d for all pairs."""
-        # Dividing the queries, not the scores: fewer numbers, and half precision overflows later.
+        # Dividing the queries, not the scores: fewer numbers,
+        # and half precision overflows later.
         return (query / math.sqrt(query.shape[-1])) @ key.transpose(-2, -1)
 
 
@@ -180,13 +181,15 @@ class AdditiveScore(Score):
         return self.key_proj(key)
 
     def score_projected(
-        self, query: Float[Tensor, "*#axes T Dq"], projected: Float[Tensor, "*#axes S Dp"]
+        self,
+        query: Float[Tensor, "*#axes T Dq"],
+        projected: Float[Tensor, "*#axes S Dp"],
     ) -> Float[Tensor, "*axes T S"]:
         """Compute wᵀ tanh(W_q q + p) for all pairs, where p = W_k k is known."""
         # (..., T, 1, h) + (..., 1, S, h) -> (..., T, S, h)
         hidden = self.query_proj(query).unsqueeze(-2) + projected.unsqueeze(-3)
-        # In place, so that there is one tensor of this size and not two; the sum itself is not
-        # needed for the gradient, the tanh is.
+        # In place, so that there is one tensor of this size and not two;
+        # the sum itself is not needed for the gradient, the tanh is.
         return self.output(hidden.tanh_()).squeeze(-1)
 
 
@@ -198,7 +201,10 @@ def attend(
     mask: Bool[Tensor, "..."] | None = None,
     *,
     return_weights: bool = False,
-) -> Float[Tensor, "*axes T Dv"] | tuple[Float[Tensor, "*axes T Dv"], Float[Tensor, "*pairs T S"]]:
+) -> (
+    Float[Tensor, "*axes T Dv"]
+    | tuple[Float[Tensor, "*axes T Dv"], Float[Tensor, "*pairs T S"]]
+):
     """Attention with any score: softmax(score(query, key)) · value.
 
     Args:
@@ -219,7 +225,8 @@ def attend(
     """
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(
-            f"key and value must hold as many rows, but hold {key.shape[-2]} and {value.shape[-2]}"
+            "key and value must hold as many rows, "
+            f"but hold {key.shape[-2]} and {value.shape[-2]}"
         )
     weights = masked_softmax(score(query, key), mask)
     output = weights @ value

@@ -29,7 +29,7 @@ _SAME = {
 }
 _CHARACTERS = str.maketrans({char: plain for plain, chars in _SAME.items() for char in chars})
 # French sets a space inside its guillemets. German turns them round, »so«, and sets none.
-_GUILLEMETS = re.compile(r"(?<![^\s(])«\s*([^«»]*?)\s*»")
+_GUILLEMETS = re.compile(r"(?<![^\s(])«([^«»]*)»")
 
 
 def normalise(text: str) -> str:
@@ -39,7 +39,8 @@ def normalise(text: str) -> str:
     typography among them, becomes one space; curly and angular quotation marks become straight;
     invisible characters go. Applying it twice changes nothing more.
     """
-    text = _GUILLEMETS.sub(r'"\1"', unicodedata.normalize("NFC", text))
+    text = unicodedata.normalize("NFC", text)
+    text = _GUILLEMETS.sub(lambda match: f'"{match[1].strip()}"', text)
     # Again NFC: letter and accent may have been kept apart by an invisible character.
     return unicodedata.normalize("NFC", " ".join(text.translate(_CHARACTERS).split()))
 
@@ -128,7 +129,10 @@ class Tokenizer(ABC):
             raise ValueError(f"{path} is not a tokenizer's file: {error!r}") from error
         for found in (WordTokenizer, SubwordTokenizer):
             if found.kind == kind and issubclass(found, cls):
-                return found._from_state(state)
+                try:
+                    return found._from_state(state)
+                except Exception as error:  # `tokenizers` raises nothing more special
+                    raise ValueError(f"{path} is not a tokenizer's file: {error!r}") from error
         raise ValueError(f"{path} holds a tokenizer of kind {kind!r}, not a {cls.__name__}")
 
     def _checked(self, ids: Iterable[int] | Tensor) -> list[int]:
@@ -177,6 +181,11 @@ def join_words(tokens: Iterable[str]) -> str:
     return text
 
 
+def _check_sentences(sentences: Iterable[str]) -> None:
+    if isinstance(sentences, str):
+        raise TypeError("sentences must be strings, several of them, but are one string")
+
+
 class WordTokenizer(Tokenizer):
     """Whole words in lower case: a token is a thing that one can read off an attention map.
 
@@ -206,8 +215,10 @@ class WordTokenizer(Tokenizer):
             vocab_size: Largest size V of the vocabulary, special tokens included.
 
         Raises:
+            TypeError: If ``sentences`` is a single string.
             ValueError: If ``vocab_size`` leaves no room for a word.
         """
+        _check_sentences(sentences)
         if vocab_size <= len(SPECIALS):
             raise ValueError(f"vocab_size must be above {len(SPECIALS)}, but is {vocab_size}")
         counts = Counter(token for sentence in sentences for token in split_words(sentence))
@@ -231,6 +242,8 @@ class WordTokenizer(Tokenizer):
 
     @classmethod
     def _from_state(cls, state: list[str]) -> "WordTokenizer":
+        if not isinstance(state, list) or not all(isinstance(word, str) for word in state):
+            raise ValueError("state must be a list of words")
         return cls(state)
 
 
@@ -259,8 +272,10 @@ class SubwordTokenizer(Tokenizer):
             vocab_size: Largest size V of the vocabulary, with special tokens and the 256 bytes.
 
         Raises:
+            TypeError: If ``sentences`` is a single string.
             ValueError: If ``vocab_size`` is below 260.
         """
+        _check_sentences(sentences)
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         smallest = len(SPECIALS) + len(alphabet)
         if vocab_size < smallest:

@@ -1,20 +1,26 @@
 """Train a translator: ``python -m src.train --tatoeba fra --epochs 20 --out runs/fra``.
 
 Several processes: ``torchrun --nproc-per-node 8 -m src.train …``. The folder of a run holds
-``config.json``, ``source.json`` and ``target.json`` (the tokenizers), ``last.safetensors`` (to
-resume from), ``best.safetensors`` (to translate with), ``test.json`` and TensorBoard's events.
+``config.json`` (the options), ``model.json`` (the model's own configuration, every size in it),
+``source.json`` and ``target.json`` (the tokenizers), ``last.safetensors`` (to resume from),
+``best.safetensors`` (to translate with), ``test.json`` and TensorBoard's events.
 
 Ctrl-C saves and ends; a second one ends at once. The exit status is 0 after a complete run, 2 after
-bad input, and 128 + n after signal n.
+bad input, and 128 + n after signal n. Under torchrun the status is the launcher's: 1 after
+whatever went wrong, bad input too, and its own report stands below the sentence that says what.
 """
 
+import fcntl
 import hashlib
 import math
+import os
 import signal
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, fields
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +42,21 @@ from src.data import (
     split_pairs,
 )
 from src.evaluation import BLEUScore, corpus_bleu, translate
-from src.options import complain, write_json
-from src.train_options import BATCHES, DERIVED, PRESETS, TOKENIZERS, read_options
-from src.training import Evaluation, Record, Trainer, TrainingConfig
-from src.transformer import Transformer, TransformerConfig
+from src.options import complain, in_flags, naming, write_json
+from src.train_options import (
+    BATCHES,
+    TOKENIZERS,
+    build_parser,
+    model_config,
+    read_options,
+    training_config,
+)
+from src.training import Evaluation, Record, Trainer
+from src.transformer import Transformer
 
 PROGRAM = "src.train"
+
+
 def read_corpus(options: dict[str, Any]) -> Splits:
     """The pairs of the chosen corpus, split so that no sentence is on two sides."""
     if options["tatoeba"]:
@@ -58,6 +73,9 @@ def read_corpus(options: dict[str, Any]) -> Splits:
     splits = split_pairs(pairs, **shares, seed=options["seed"])
     if not splits.train:
         raise ValueError(f"no pair of {len(pairs)} is left to train on")
+    need = "--best-by score" if options["best_by"] == "score" else "--patience"
+    if (options["patience"] or options["best_by"] == "score") and not splits.valid:
+        raise ValueError(f"{need} needs a validation set, but it is empty: raise --valid-share")
     return splits
 
 
@@ -72,10 +90,13 @@ def make_tokenizers(options: dict[str, Any], train: Sequence[Pair]) -> list[Toke
         out.mkdir(parents=True, exist_ok=True)
         for side, name in enumerate(("source", "target")):
             sentences = [pair[side] for pair in train]
-            made.train(sentences, options["vocab_size"]).to_file(out / f"{name}.json")
+            with naming(out / f"{name}.json"):
+                made.train(sentences, options["vocab_size"]).to_file(out / f"{name}.json")
 
     distributed.on_writer(learn)
-    return [made.from_file(out / f"{name}.json") for name in ("source", "target")]
+    tokenizers = [made.from_file(out / f"{name}.json") for name in ("source", "target")]
+    distributed.any_rank(False)  # from here on all have read them, and `undone` may remove them
+    return tokenizers
 
 
 def make_batches(
@@ -98,18 +119,16 @@ def make_batches(
 
 def make_model(options: dict[str, Any], source: Tokenizer, target: Tokenizer) -> Transformer:
     """The model, the same in every process."""
-    names = {field.name for field in fields(TransformerConfig)} - DERIVED
-    chosen = {name: options[name] for name in names if options[name] is not None}
     ids = {name: getattr(target, name) for name in ("pad_id", "bos_id", "eos_id")}
-    config = PRESETS[options["preset"]](len(source), len(target), **ids, **chosen)
+    config = model_config(options, len(source), len(target), **ids)
     torch.manual_seed(options["seed"])
     return Transformer(config)
 
 
 def prepare(options: dict[str, Any]) -> tuple[Trainer, Callable[[], None]]:
     """Everything up to the first update; the trainer, and what is to be done after the last."""
-    settings = TrainingConfig(**{f.name: options[f.name] for f in fields(TrainingConfig)})
-    out = Path(options["out"])
+    settings = training_config(options)
+    out, device = Path(options["out"]), distributed.pick_device(options["device"])
     splits = read_corpus(options)
     tokenizers = make_tokenizers(options, splits.train)
     model = make_model(options, *tokenizers)
@@ -127,12 +146,13 @@ def prepare(options: dict[str, Any]) -> tuple[Trainer, Callable[[], None]]:
 
     trainer = Trainer(
         model, train, settings, pad_id=tokenizers[1].pad_id, valid=valid,
-        metric=metric if sample else None, directory=out, device=options["device"],
+        metric=metric if sample else None, directory=out, device=device,
         sharding=options["sharding"], callbacks=[report], progress=options["progress"],
     )  # fmt: skip
     resumed = options["resume"] and trainer.resume()
+    distributed.on_writer(lambda: write_json(out / "model.json", model.config.to_dict()))
     distributed.on_writer(lambda: write_json(out / "config.json", options))
-    if options["tensorboard"] and distributed.is_writer():
+    if options["tensorboard"]:
         trainer.callbacks.append(tensorboard(out / "tensorboard", trainer.step))
     origin = f"resumed after update {trainer.step}" if resumed else f"a new run in {out}"
     say(f"{len(splits.train)} + {len(splits.valid)} + {len(splits.test)} pairs to train, validate "
@@ -168,8 +188,9 @@ def test(model: Transformer, pairs: Sequence[Pair], tokenizers, options: dict[st
 def say(text: str) -> None:
     """Print a line above the progress bar, once for all processes."""
     if distributed.is_writer():
-        tqdm.write(text, file=sys.stdout)
-        sys.stdout.flush()
+        with naming("standard output"):
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
 
 
 def report(trainer: Trainer, event: Record | Evaluation) -> None:
@@ -186,10 +207,27 @@ def report(trainer: Trainer, event: Record | Evaluation) -> None:
 
 
 def tensorboard(folder: Path, step: int) -> Callable[[Trainer, Record | Evaluation], None]:
-    """A callback that writes curves; what an earlier part wrote after ``step`` is hidden."""
-    from torch.utils.tensorboard import SummaryWriter
+    """A callback that writes curves; what an earlier part wrote after ``step`` is hidden.
 
-    writer = SummaryWriter(str(folder), purge_step=step + 1)
+    `torch.utils.tensorboard.SummaryWriter` would write in a thread of its own, where a full disk
+    ends in a traceback; here it is an `OSError`, and all processes end.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.summary.writer.record_writer import RecordWriter
+    from torch.utils.tensorboard.summary import scalar
+
+    name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+
+    def append(events: Sequence[Event]) -> None:
+        with naming(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with open(folder / name, "ab") as file:
+                for event in events:
+                    event.wall_time = time.time()
+                    RecordWriter(file).write(event.SerializeToString())
+
+    begin = Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+    distributed.on_writer(lambda: append([Event(file_version="brain.Event:2"), begin]))
 
     def write(trainer: Trainer, event: Record | Evaluation) -> None:
         kind = "train" if isinstance(event, Record) else "valid"
@@ -198,13 +236,65 @@ def tensorboard(folder: Path, step: int) -> Callable[[Trainer, Record | Evaluati
             values |= {"lr": event.lr, "grad_norm": event.grad_norm, "tokens": event.tokens}
         else:
             values["bleu"] = event.score
-        for name, value in values.items():
-            if value is not None:
-                writer.add_scalar(f"{kind}/{name}", value, event.step)
-        if kind == "valid":
-            writer.flush()
+        events = [
+            Event(step=event.step, summary=scalar(f"{kind}/{name}", value))
+            for name, value in values.items()
+            if value is not None
+        ]
+        distributed.on_writer(lambda: append(events))
 
     return write
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Make the folder of a run, keep other runs out of it, and remove it if it stays empty.
+
+    The folder itself is locked, so nothing is left behind, however the process ends.
+
+    Raises:
+        ValueError: If another run is at work there.
+    """
+    made = [path for path in (out, *out.parents) if not path.exists()]
+    with ExitStack() as held:
+
+        def lock() -> None:
+            out.mkdir(parents=True, exist_ok=True)
+            folder = os.open(out, os.O_RDONLY)
+            held.callback(os.close, folder)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                made.clear()
+                raise ValueError(f"another run is at work in {out}") from error
+            except OSError:  # a file system without locks
+                return
+            for torn in out.glob("*.safetensors.*.partial"):  # a run was killed while it wrote
+                torn.unlink()
+
+        try:
+            distributed.on_writer(lock)
+            yield
+        finally:
+            if distributed.is_writer():
+                with suppress(OSError):
+                    for path in made:
+                        path.rmdir()
+
+
+@contextmanager
+def undone(out: Path) -> Iterator[None]:
+    """Remove what a new run has made if it could not begin; what was there before stays."""
+    files = [out / name for name in ("source.json", "target.json", "model.json")]
+    absent = [path for path in files if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        if distributed.is_writer() and not (out / "config.json").exists():
+            with suppress(OSError):
+                for path in absent:
+                    path.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager
@@ -233,10 +323,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     try:
         options = read_options(argv, __doc__)
-        with distributed.process_group():
-            trainer, finish = prepare(options)
+        out = Path(options["out"])
+        with distributed.process_group(), alone(out):
+            with undone(out):
+                trainer, finish = prepare(options)
             return train(trainer, finish)
-    except (ValueError, OSError, AssetError) as error:
+    except (OSError, AssetError) as error:
+        return complain(PROGRAM, error)
+    except ValueError as error:
+        return complain(PROGRAM, ValueError(in_flags(str(error), build_parser("").defaults)))
+    except RuntimeError as error:
+        if "process 0 failed while it wrote for all" not in str(error):
+            raise
         return complain(PROGRAM, error)
     except KeyboardInterrupt:
         complain(PROGRAM, InterruptedError("interrupted before anything was there to save"))

@@ -2,6 +2,7 @@
 
 from argparse import BooleanOptionalAction
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ CORPORA, BATCHES = {"tatoeba", "tsv", "moses"}, {"batch_size", "max_tokens"}
 DERIVED = {"src_vocab_size", "tgt_vocab_size", "pad_id", "bos_id", "eos_id", "num_token_types"}
 # What may differ when a run is resumed: how long, when to look, where and how to compute.
 FREE = {
-    "steps", "epochs", "seconds", "log_every", "eval_every", "save_every", "patience", "config",
-    "out", "resume", "device", "sharding", "bleu_sentences", "beam_size", "tensorboard", "progress",
+    "steps", "epochs", "seconds", "log_every", "eval_every", "save_every", "patience", "compile",
+    "config", "out", "resume", "device", "sharding", "bleu_sentences", "beam_size", "tensorboard",
+    "progress",
 }  # fmt: skip
 
 
@@ -73,7 +75,7 @@ def read_options(argv: Sequence[str] | None, description: str) -> dict[str, Any]
     """Settings from the command line, the file, the resumed run and the defaults.
 
     Raises:
-        ValueError: If they contradict the run in ``--out``.
+        ValueError: If they contradict the run in ``--out``, or one is out of its range.
         OSError: If a file cannot be read.
     """
     parser = build_parser(description)
@@ -92,6 +94,53 @@ def read_options(argv: Sequence[str] | None, description: str) -> dict[str, Any]
     if stored:
         decisive = {k: v for k, v in options.items() if k not in FREE}
         check_config(kept, {k: stored.get(k) for k in decisive}, decisive)
+    check(parser, options)
+    return options
+
+
+def check(parser: Parser, options: dict[str, Any]) -> None:
+    """Refuse what no run could be made of, before there is a file of it.
+
+    Raises:
+        ValueError: If a setting of model, training or tokenizer is out of its range.
+    """
     if sum(options[name] is not None for name in CORPORA) != 1:
         parser.error("one corpus must be given: --tatoeba, --tsv or --moses")
-    return options
+    if options["max_words"] is not None and options["tatoeba"] is None:
+        parser.error("--max-words goes with --tatoeba: it is not applied to files")
+    parser.at_least(options, max_words=1, batch_size=1, max_tokens=1, bleu_sentences=0, beam_size=1)
+    if not 0 <= options["seed"] < 2**63:
+        parser.error(f"--seed must be in 0 … 2**63 - 1, got {options['seed']}")
+    shares = options["valid_share"], options["test_share"]
+    if not (min(shares) >= 0 and sum(shares) < 1):
+        parser.error(
+            "--valid-share and --test-share must be at least 0 and sum to less than 1, "
+            f"got {shares[0]} and {shares[1]}"
+        )
+    if options["tie_embeddings"] == "all":
+        parser.error(
+            "--tie-embeddings must be other than all: source and target each get a vocabulary of "
+            "their own, and all needs one for both sides"
+        )
+    settings = training_config(options)
+    if settings.optimizer == "adam" and settings.weight_decay:
+        parser.error("--weight-decay must be 0 with --optimizer adam: use adamw")
+    if settings.precision == "float16" and options["sharding"] == "fsdp":
+        parser.error("--precision must not be float16 with --sharding fsdp: use bfloat16")
+    # Both know best what they refuse: trained on nothing, and with vocabularies as large as can be.
+    TOKENIZERS[options["tokenizer"]].train([], options["vocab_size"])
+    model_config(options, options["vocab_size"], options["vocab_size"])
+
+
+def training_config(options: dict[str, Any]) -> TrainingConfig:
+    """How to train."""
+    return TrainingConfig(**{field.name: options[field.name] for field in fields(TrainingConfig)})
+
+
+def model_config(
+    options: dict[str, Any], src_vocab_size: int, tgt_vocab_size: int, **ids: int
+) -> TransformerConfig:
+    """The preset with what was chosen instead; ``ids`` are those of the special tokens."""
+    names = {field.name for field in fields(TransformerConfig)} - DERIVED
+    chosen = {name: options[name] for name in names if options[name] is not None}
+    return PRESETS[options["preset"]](src_vocab_size, tgt_vocab_size, **ids, **chosen)

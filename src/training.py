@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple
 from itertools import islice
-from math import inf, isfinite
+from math import ceil, inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 
 from src import distributed
 from src.checkpoints import (
+    CheckpointError,
     check_config,
     load_checkpoint,
     read_header,
@@ -119,7 +120,9 @@ class Trainer:
         The model comes back in the mode, train or eval, in which it was.
 
         Raises:
-            FloatingPointError: If the loss is no longer finite. The last checkpoint is kept.
+            FloatingPointError: If loss, gradients or the loss on held-out data are no longer
+                finite. Then nothing is written: the last checkpoint is kept.
+            ValueError: If a batch holds an id outside the model's vocabularies.
             OSError: If a checkpoint cannot be written. The one before is kept.
         """
         if not self._resumed and self.step == 0:
@@ -127,9 +130,9 @@ class Trainer:
             torch.manual_seed(seed)
             random.seed(seed)
         self.stopped = False
-        self._bar = tqdm(
-            total=self._total_steps(), initial=self.step, unit="update", disable=self._hidden
-        )
+        if self.directory is not None:
+            distributed.on_writer(lambda: self.directory.mkdir(parents=True, exist_ok=True))
+        self._bar = self._new_bar()
         with switched(self.model, training=True), self._bar:
             self._clock = time.perf_counter()
             while not self._finished():
@@ -150,8 +153,9 @@ class Trainer:
         for group in self._rest_of_epoch():
             self.tokens += self.updater.update(group)
             self.step += 1
-            self._bar.update()
             self._tick()
+            done = min(int(self.seconds), self._bar.total) if self._by_clock else self.step
+            self._bar.update(done - self._bar.n)
             if self.step % config.log_every == 0:
                 self._log()
             if config.eval_every and self.step % config.eval_every == 0:
@@ -161,7 +165,7 @@ class Trainer:
             if self._finished():
                 return
         self.epoch, self.position = self.epoch + 1, 0
-        if config.eval_every is None:
+        if config.eval_every is None and self._looked != self.step:
             self._look()
 
     def _rest_of_epoch(self) -> Iterator[list]:
@@ -186,6 +190,19 @@ class Trainer:
             or (config.patience is not None and self.stale >= config.patience)
         )
 
+    @property
+    def _by_clock(self) -> bool:
+        """Whether seconds alone say when to end."""
+        return self.config.steps is None and self.config.epochs is None
+
+    def _new_bar(self) -> tqdm:
+        """A bar over updates, or over seconds where these alone say when to end."""
+        if self._by_clock:
+            total, done, unit = ceil(self.config.seconds), int(self.seconds), "s"
+        else:
+            total, done, unit = self._total_steps(), self.step, "update"
+        return tqdm(total=total, initial=done, unit=unit, disable=self._hidden)
+
     def _total_steps(self) -> int | None:
         totals = [] if self.config.steps is None else [self.config.steps]
         if self.config.epochs is not None and hasattr(self.train, "__len__"):
@@ -202,21 +219,26 @@ class Trainer:
         if tokens == 0:
             return
         loss = distributed.sum_over_ranks(self.updater.loss_sum.item())[0] / tokens
-        if not isfinite(loss):
-            raise FloatingPointError(
-                f"the loss is {loss} at update {self.step}: try a lower lr or a longer warmup"
-            )
+        grad_norm = self.updater.grad_norm.item()
+        self._check_finite("the loss", loss)
+        if self.config.precision != "float16":  # whose scaler leaves out such updates
+            self._check_finite("the norm of the gradients", grad_norm)
         self._tick()  # after .item(), which waits for the device
         speed = tokens / max(self.seconds - seconds, 1e-9)
         self._bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s", refresh=False)
         self._window = (self.tokens, self.seconds)
         self.updater.clear()
         record = Record(
-            self.step, self.epoch, self.tokens, self.seconds, loss, self.updater.lr,
-            self.updater.grad_norm.item(),
+            self.step, self.epoch, self.tokens, self.seconds, loss, self.updater.lr, grad_norm,
         )  # fmt: skip
         self.history.append(record)
         self._tell(record)
+
+    def _check_finite(self, name: str, value: float) -> None:
+        if not isfinite(value):
+            raise FloatingPointError(
+                f"{name} is {value} at update {self.step}: try a lower lr or a longer warmup"
+            )
 
     def _look(self) -> None:
         """Evaluate on held-out data, keep the best weights, save."""
@@ -227,7 +249,9 @@ class Trainer:
             with switched(self.model, training=False):
                 if self.valid is not None:
                     updater = self.updater
-                    loss = evaluate(self.model, self.valid, updater.pad_id, updater.autocast)
+                    valid = map(updater.to_device, self.valid)
+                    loss = evaluate(self.model, valid, updater.pad_id, updater.autocast)
+                    self._check_finite("the loss on held-out data", loss)
                 if self.metric is not None:
                     score = float(self.metric(self.model))
             found = Evaluation(self.step, self.epoch, self.tokens, self.seconds, loss, score)
@@ -290,12 +314,20 @@ class Trainer:
             ConfigMismatch: If model or training differ from those of the checkpoint in more than
                 how long to train and when to evaluate.
             CheckpointError: If the file is not a checkpoint of a run.
+            ValueError: If neither ``path`` nor ``directory`` says where.
         """
+        if path is None and self.directory is None:
+            raise ValueError("path must be given where the trainer has no directory")
         path = Path(path) if path is not None else self.directory / "last.safetensors"
         if not path.exists():
             return False
-        found = read_header(path)["state"].get("training", {})
-        check_config(path, found, self.config.what_decides())
+        state = read_header(path)["state"]
+        if "training" not in state:
+            raise CheckpointError(
+                f"{path} holds weights alone, as best.safetensors does: resume from "
+                "last.safetensors"
+            )
+        check_config(path, state["training"], self.config.what_decides())
         state = load_checkpoint(
             path, self.model, config=self.model_config, optimizer=self.updater.optimizer
         )
@@ -306,6 +338,8 @@ class Trainer:
         self.history = [Record(*row) for row in state["history"]]
         self.evaluations = [Evaluation(*row) for row in state["evaluations"]]
         self._window, self._resumed = (self.tokens, self.seconds), True
+        if self.evaluations:
+            self._looked = self.evaluations[-1].step
         if not set_rng_state(state["rng"], self.updater.device):
             torch.manual_seed(self.config.seed + distributed.rank() + 1000 * (1 + self.step))
         return True

@@ -31,6 +31,8 @@ class TrainingConfig:
         clip: Largest norm of the gradient; None leaves the gradient alone.
         precision: Of the matrix products: ``"float32"``, ``"bfloat16"`` or ``"float16"``.
             Weights, loss and moments stay in float32.
+        compile: Whether `torch.compile` makes the kernels of training: the first updates take
+            minutes, the others less. Padding is then computed, and dropout draws other numbers.
         seed: Of dropout; on the command line of weights, order and split, too.
         log_every: Updates summed up in one record of the history.
         eval_every: Updates between two evaluations; None evaluates after each epoch.
@@ -59,6 +61,7 @@ class TrainingConfig:
     accumulate: int = 1
     clip: float | None = 1.0
     precision: str = "float32"
+    compile: bool = False
     seed: int = 0
     log_every: int = 10
     eval_every: int | None = None
@@ -86,14 +89,15 @@ class TrainingConfig:
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
         for name, choices in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES),
-                              ("precision", tuple(PRECISIONS)),
+                              ("precision", tuple(PRECISIONS)), ("compile", (False, True)),
                               ("best_by", ("loss", "score"))):  # fmt: skip
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {choices}, got {getattr(self, name)!r}")
 
     def what_decides(self) -> dict[str, Any]:
-        """The fields that a resumed run must share: all but how long, and when to look."""
-        free = {"steps", "epochs", "seconds", "eval_every", "save_every", "patience", "log_every"}
+        """The fields that a resumed run must share: all but how long, when to look, what with."""
+        free = {"steps", "epochs", "seconds", "eval_every", "save_every", "patience", "log_every",
+                "compile"}  # fmt: skip
         return {k: v for k, v in asdict(self).items() if k not in free}
 
 

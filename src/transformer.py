@@ -154,7 +154,8 @@ class Transformer(nn.Module):
             tgt: Target ids, starting with ``bos_id``: the sentence shifted right by one.
             targets: The right answers, padded at the end with ``pad_id``. Given, the logits are
                 those of the ``N`` real targets alone, in the order of
-                ``targets[targets != pad_id]``, and nothing is computed for padding.
+                ``targets[targets != pad_id]``, and nothing is computed for padding. An
+                accelerator would wait for their number: give them on a CPU alone.
 
         Raises:
             ValueError: If a batch is empty, the rows differ in number, a sequence is longer than
@@ -214,7 +215,7 @@ class Transformer(nn.Module):
     def decode_cached(
         self, tgt: Int[Tensor, "B T"], cache: DecoderCache
     ) -> Float[Tensor, "B T V"]:
-        """Logits after each of the new tokens ``tgt``, which are **appended to the cache**.
+        """Logits after each new token; ``tgt`` is **appended to the cache**.
 
         One token, a chunk or a whole sentence: the logits are those of the full pass.
         """

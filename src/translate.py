@@ -3,25 +3,27 @@
 Reads UTF-8, a sentence a line, and writes a line for each. An empty line stays empty. With
 ``--nbest``, ``--scores`` or ``--align`` the fields of a line are set apart by `` ||| ``: with
 ``--nbest`` first the number of the sentence, from 0; then the translation; its score; and its
-alignment, ``0-0 2-1`` for "source token 0 with target token 0, 2 with 1", over the model's own
-tokens.
+alignment, ``0-0 2-1`` for "source word 0 with target word 0, 2 with 1", as in Moses: words are what
+white space sets apart in the source line and in the translation. White space in a translation is
+written as one space, so that it stays in its line, and among fields its word ``|||`` as ``||``.
 """
 
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from torch import nn
 
-from src.checkpoints import CheckpointError, load_checkpoint, read_header
-from src.data import Tokenizer
+from src.checkpoints import CheckpointError, load_checkpoint, read_header, vocabularies
+from src.data import Tokenizer, encode_source
 from src.distributed import pick_device
-from src.evaluation import Translation, align, translate_nbest
-from src.options import Parser, complain
+from src.evaluation import Translation, align_words, translate_nbest
+from src.options import Parser, complain, naming, replacing
 from src.transformer import Transformer, TransformerConfig
 
 PROGRAM = "src.translate"
@@ -45,7 +47,7 @@ def build_parser() -> Parser:
     option(parser, "--nbest", **number, help="translations a sentence", shown="1, without number")
     option(parser, "--scores", action="store_true", default=False, help="write scores")
     option(parser, "--align", action="store_true", default=False,
-           help="write alignments, from the cross-attention of the last layer")
+           help="write alignments of words, from the cross-attention of the last layer")
     option(parser, "--max-len", **number, help="most tokens of a translation",
            shown="twice the source's and 10 more")
     option(parser, "--batch-size", **number, default=64, help="most sentences at once")
@@ -75,12 +77,22 @@ def load_run(
         best = run / "best.safetensors"
         checkpoint = best if best.exists() else run / "last.safetensors"
     source, target = (Tokenizer.from_file(run / f"{n}.json") for n in ("source", "target"))
-    config = TransformerConfig.from_dict(read_header(checkpoint)["config"])
+    header = read_header(checkpoint)
+    try:
+        config = TransformerConfig.from_dict(header["config"])
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint} holds no translator: {error}") from error
     sizes = (config.src_vocab_size, config.tgt_vocab_size)
     if sizes != (len(source), len(target)):
         raise CheckpointError(
             f"{checkpoint} belongs to another run: its vocabularies have {sizes[0]} and "
             f"{sizes[1]} tokens, those of {run} have {len(source)} and {len(target)}"
+        )
+    known = header.get("vocabularies")  # older files have none
+    if known is not None and known != vocabularies(run):
+        raise CheckpointError(
+            f"{checkpoint} belongs to another run: source.json and target.json of {run} are not "
+            "those that it was trained with"
         )
     model = Transformer(config)
     load_checkpoint(checkpoint, model)
@@ -93,42 +105,61 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
     Raises:
         ValueError: If a line is not UTF-8; names it.
     """
-    for number, line in enumerate(stream, start=1):
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{name}, line {number}: not UTF-8, {error.reason} at byte {error.start}"
-            ) from error
-        yield text.removesuffix("\n").removesuffix("\r")
+    with naming(name):
+        for number, line in enumerate(stream, start=1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{name}, line {number}: not UTF-8, {error.reason} at byte {error.start}"
+                ) from error
+            yield text.removesuffix("\n").removesuffix("\r")
 
 
 @contextmanager
 def output_file(path: str | None) -> Iterator[BinaryIO]:
-    """Standard output, or a file that appears when it is complete and keeps its old self if not."""
+    """Standard output, or a file that appears when it is complete and keeps its old self if not.
+
+    What is no regular file, such as ``/dev/null`` or a pipe, is written to as it is; a link stays
+    one.
+
+    Raises:
+        OSError: If it cannot be written; names it.
+    """
     if path is None:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        with naming("standard output"):
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
         return
-    partial = Path(f"{path}.partial")
-    try:
-        with open(partial, "wb") as stream:
+    if os.path.exists(path) and not os.path.isfile(path):
+        with naming(path), open(path, "wb") as stream:
             yield stream
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+        return
+    real = Path(path).resolve()
+    with replacing(real) as partial, open(partial, "wb") as stream:
+        yield stream
 
 
 def translated(
-    lines: Iterable[str], model: nn.Module, source: Tokenizer, target: Tokenizer,
+    lines: Iterable[str], name: str, model: nn.Module, source: Tokenizer, target: Tokenizer,
     options: dict[str, Any],
 ) -> Iterator[str]:  # fmt: skip
-    """Translate lines, buffer by buffer, into lines of output."""
+    """Translate the lines of a file of that name, buffer by buffer, into lines of output.
+
+    Raises:
+        ValueError: If a line is longer than the model takes; names it.
+    """
     many = options["nbest"] or 1
     names = ("beam_size", "length_penalty", "batch_size", "max_tokens", "max_len")
     settings = {name: options[name] for name in names}
     lines, first = iter(lines), 0
     while buffer := list(islice(lines, options["buffer"])):
+        for number, line in enumerate(buffer, start=first + 1):
+            length, most = len(encode_source(line, source)), model.config.max_len
+            if length > most:
+                raise ValueError(
+                    f"{name}, line {number}: {length} tokens, but the model takes at most {most}"
+                )
         found = translate_nbest(model, buffer, source, target, num_return=many, **settings)
         for number, (line, hypotheses) in enumerate(zip(buffer, found, strict=True), start=first):
             for hypothesis in hypotheses:
@@ -144,11 +175,14 @@ def fields_of(
     options: dict[str, Any],
 ) -> list[str]:  # fmt: skip
     """Translation, score and alignment, as far as they are asked for."""
-    fields = [hypothesis.text]
+    words = hypothesis.text.split()
+    if options["scores"] or options["nbest"] or options["align"]:
+        words = ["||" if word == SEPARATOR.strip() else word for word in words]
+    fields = [" ".join(words)]
     if options["scores"] or options["nbest"]:
         fields.append(f"{hypothesis.score:.4f}")
     if options["align"]:
-        pairs = align(model, line, hypothesis.ids, source, target)
+        pairs = align_words(model, line, hypothesis.ids, source, target)
         fields.append(" ".join(f"{s}-{t}" for s, t in pairs))
     return fields
 
@@ -157,13 +191,13 @@ def run(options: dict[str, Any]) -> None:
     """Translate as the options say."""
     model, source, target = load_run(options["run"], options["checkpoint"])
     model.to(pick_device(options["device"]))
-    name = options["input"]
-    stream = open(name, "rb") if name else sys.stdin.buffer
-    with stream, output_file(options["output"]) as output:
-        lines = read_lines(stream, name or "standard input")
-        for line in translated(lines, model, source, target, options):
+    name = options["input"] or "standard input"
+    opened = open(name, "rb") if options["input"] else nullcontext(sys.stdin.buffer)
+    with opened as stream, output_file(options["output"]) as output:
+        lines = read_lines(stream, name)
+        for line in translated(lines, name, model, source, target, options):
             output.write(line.encode() + b"\n")
-            if name is None:
+            if options["input"] is None:
                 output.flush()
 
 
@@ -173,21 +207,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.defaults | parser.given(argv)
     if options["run"] is None:
         parser.error("--run must say where the trained model is")
-    if options["buffer"] < 1:
-        parser.error(f"--buffer must be at least 1, got {options['buffer']}")
+    parser.at_least(
+        options, beam_size=1, nbest=1, max_len=1, batch_size=1, max_tokens=1, buffer=1
+    )
+    if (options["nbest"] or 1) > options["beam_size"]:
+        parser.error(
+            f"--nbest must be at most --beam-size = {options['beam_size']}, "
+            f"got {options['nbest']}"
+        )
+    if not 0 <= options["length_penalty"] < math.inf:
+        parser.error(
+            f"--length-penalty must be finite and not negative, got {options['length_penalty']}"
+        )
     try:
         run(options)
         return 0
     except BrokenPipeError:  # whoever read the output has seen enough
-        _discard_stdout()
         return 0
     except (ValueError, OSError) as error:
-        _discard_stdout()
+        _flush()
         return complain(PROGRAM, error)
     except KeyboardInterrupt:
-        _discard_stdout()
+        _flush()
         complain(PROGRAM, InterruptedError("interrupted"))
         return 130
+
+
+def _flush() -> None:
+    """Write what was translated before the message that says why there is no more."""
+    with suppress(OSError):
+        sys.stdout.flush()
 
 
 def _discard_stdout() -> None:
@@ -196,4 +245,9 @@ def _discard_stdout() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    try:
+        sys.stdout.flush()
+    except OSError:  # reported, or a broken pipe
+        _discard_stdout()
+    sys.exit(status)

@@ -22,8 +22,10 @@ class Updater:
     four processes with B each move the weights alike, however long their sentences are.
 
     Args:
-        model: Trained in place; moved to ``device``. If its ``forward`` takes ``targets``, it is
-            given them and returns the logits of the real ones alone.
+        model: Trained in place; moved to ``device``, if sharded part by part. If its ``forward``
+            takes ``targets``, it is given them on a CPU and returns the logits of the real ones
+            alone. Elsewhere padding is computed: how many tokens are real, an accelerator would
+            have to stop and tell, and a compiled graph would break at.
         config: How to train.
         pad_id: Padding of the targets.
         device: Where to train.
@@ -55,9 +57,15 @@ class Updater:
         if config.precision == "float16" and sharding == "fsdp":
             raise ValueError("precision must not be float16 with fsdp: use bfloat16")
         self.config, self.pad_id, self.device = config, pad_id, device
-        self.model = model.to(device)
-        self.packs = "targets" in inspect.signature(self.model.forward).parameters
-        self.wrapped = distributed.wrap(self.model, sharding)
+        self.model = model
+        takes_targets = "targets" in inspect.signature(model.forward).parameters
+        self.packs = takes_targets and device.type == "cpu" and not config.compile
+        self.wrapped = distributed.wrap(model, sharding, device)
+        # Beside the model, not in it: its weights keep their names, and evaluation its code.
+        self.forward, self.token_loss = self.wrapped, token_loss
+        if config.compile:
+            self.forward = torch.compile(self.wrapped, dynamic=True)
+            self.token_loss = torch.compile(token_loss, dynamic=True)
         self.optimizer = make_optimizer(
             self.model, config.optimizer,
             betas=config.betas, eps=config.eps, weight_decay=config.weight_decay,
@@ -96,16 +104,34 @@ class Updater:
         self._step()
         return count
 
+    def to_device(self, batch: Any) -> Any:
+        """The batch where the model is, its ids checked while they are still on the CPU.
+
+        Raises:
+            ValueError: If an id lies outside the model's vocabulary. A GPU would only notice in
+                the midst of a kernel, and be of no more use to this process.
+        """
+        for side, ids in (("src", batch.src), ("tgt", batch.tgt)):
+            size = getattr(getattr(self.model, "config", None), f"{side}_vocab_size", None)
+            if size is None or ids.numel() == 0 or ids.device.type != "cpu":
+                continue
+            low, high = (int(end) for end in ids.aminmax())
+            if low < 0 or high >= size:
+                raise ValueError(f"{side} ids must lie in 0 … {size - 1}, but span {low} … {high}")
+        if self.device.type == "cuda" and batch.src.device.type == "cpu":
+            return batch.pin_memory().to(self.device, non_blocking=True)
+        return batch.to(self.device)
+
     def _loss(self, batch: Any) -> Tensor:
-        batch = batch.to(self.device)
+        batch = self.to_device(batch)
         targets = batch.tgt_out
         with self.autocast():
             if self.packs:
-                logits = self.wrapped(batch.src, batch.tgt_in, targets)
+                logits = self.forward(batch.src, batch.tgt_in, targets)
                 targets = targets[targets != self.pad_id]
             else:
-                logits = self.wrapped(batch.src, batch.tgt_in)
-        return token_loss(logits, targets, self.pad_id, self.config.label_smoothing)[0]
+                logits = self.forward(batch.src, batch.tgt_in)
+        return self.token_loss(logits, targets, self.pad_id, self.config.label_smoothing)[0]
 
     def _step(self) -> None:
         self.scaler.unscale_(self.optimizer)

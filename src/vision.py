@@ -81,8 +81,10 @@ class PatchTransformer(nn.Module):
         self.norm = nn.LayerNorm(d_model)
         self.head = nn.Linear(d_model, num_classes)
 
-    def patches(self, images: Float[Tensor, "B channels H W"]) -> Float[Tensor, "B N P"]:
-        """Cut ``(B, channels, H, W)`` into ``N`` patches of ``P = channels · patch_size²`` numbers.
+    def patches(
+        self, images: Float[Tensor, "B channels H W"]
+    ) -> Float[Tensor, "B N P"]:
+        """Cut images into ``N`` patches of ``P = channels·patch_size²`` numbers.
 
         Raises:
             ValueError: If the images have another size or other channels than the model.
@@ -90,15 +92,17 @@ class PatchTransformer(nn.Module):
         expected = (self.channels, *self.image_size)
         if images.shape[1:] != expected:
             raise ValueError(
-                f"images must have shape (B, {', '.join(map(str, expected))}), but have "
-                f"{tuple(images.shape)}"
+                f"images must have shape (B, {', '.join(map(str, expected))}), "
+                f"but have {tuple(images.shape)}"
             )
-        return F.unfold(images, self.patch_size, stride=self.patch_size).transpose(1, 2)
+        return F.unfold(
+            images, self.patch_size, stride=self.patch_size
+        ).transpose(1, 2)
 
     def forward(
         self, images: Float[Tensor, "B channels H W"], record: Record = None
     ) -> Float[Tensor, "B C"]:
-        """Logits; each layer's weights ``(B, heads, N, N)`` are appended to ``record``."""
+        """Logits; ``record`` takes each layer's weights ``(B, heads, N, N)``."""
         x = self.embed(self.patches(images))
         if self.positions is not None:
             x = self.positions(x)
@@ -132,7 +136,9 @@ class ConvNet(nn.Module):
         )
         self.head = nn.Linear(2 * width, num_classes)
 
-    def forward(self, images: Float[Tensor, "B channels H W"]) -> Float[Tensor, "B C"]:
+    def forward(
+        self, images: Float[Tensor, "B channels H W"]
+    ) -> Float[Tensor, "B C"]:
         """Logits of images of at least 2 × 2 pixels."""
         first, second, third = self.convolutions
         x = F.max_pool2d(torch.relu(second(torch.relu(first(images)))), 2)

@@ -97,8 +97,8 @@ FAULTS = [
     ),
     Fault(
         "returned weights see the future", "src/functional.py",
-        "fused_causal = fused and is_causal and",
-        "fused_causal = is_causal and",
+        "fused and is_causal and",
+        "is_causal and",
         FUNCTIONAL + "returned_weights_are_causal_too[5-5-sdpa]",
     ),
     Fault(
@@ -133,8 +133,8 @@ FAULTS = [
     ),
     Fault(
         "weights returned after dropout", "src/functional.py",
-        "weights = masked_softmax(scores, mask)\n",
-        "weights = F.dropout(masked_softmax(scores, mask), dropout)\n",
+        "weights = masked_softmax(scores, mask).to(query.dtype)\n",
+        "weights = F.dropout(masked_softmax(scores, mask), dropout).to(query.dtype)\n",
         FUNCTIONAL + "weights_are_those_before_dropout",
     ),
     Fault(
@@ -226,8 +226,8 @@ FAULTS = [
     ),
     Fault(
         "mask only while training", "src/multihead.py",
-        "mask = mask.unsqueeze(1)",
-        "mask = mask.unsqueeze(1) if self.training else None",
+        "mask = mask if mask is None else mask.unsqueeze(1)",
+        "mask = mask.unsqueeze(1) if self.training and mask is not None else None",
         MULTIHEAD + "the_mask_counts_in_training_and_evaluation",
     ),
     Fault(
@@ -306,20 +306,20 @@ FAULTS = [
     ),
     Fault(
         "cross-attention over the decoder's own keys", "src/layers.py",
-        "query, *memory, memory_mask, packing=packing, return_weights=keep",
-        "query, *self.cross_attention.project_key_value(h), return_weights=keep",
+        "query, *memory, memory_mask, packing=packing,",
+        "query, *self.cross_attention.project_key_value(h),",
         LAYERS + "decoder_layer_equals_the_loops[explicit-False]",
     ),
     Fault(
         "memory's padding attended to", "src/layers.py",
-        "query, *memory, memory_mask, packing=packing, return_weights=keep",
-        "query, *memory, packing=packing, return_weights=keep",
+        "query, *memory, memory_mask, packing=packing,",
+        "query, *memory, packing=packing,",
         LAYERS + "decoder_layer_equals_the_loops[explicit-False]",
     ),
     Fault(
         "source padding attended to", "src/layers.py",
-        "h, mask=mask, rotary=rotary, packing=packing, return_weights=keep",
-        "h, rotary=rotary, packing=packing, return_weights=keep",
+        "h, mask=mask, rotary=rotary, packing=packing,",
+        "h, rotary=rotary, packing=packing,",
         LAYERS + "encoder_layer_equals_the_loops[explicit-False]",
     ),
     Fault(
@@ -374,8 +374,8 @@ FAULTS = [
     # ---- interop
     Fault(
         "pre-norm taken for post-norm", "src/interop.py",
-        '"norm_first": layer.norm_first, ',
-        "",
+        'yield "norm_first", layer.norm_first',
+        'yield "norm_first", False',
         INTEROP + "a_layer_gives_the_same_answer",
     ),
     Fault(
@@ -442,8 +442,8 @@ FAULTS = [
     ),
     Fault(
         "Gaussian weights by the distance, not its square", "src/pooling.py",
-        "return masked_softmax(-0.5 * u.square(), mask)",
-        "return masked_softmax(-0.5 * u.abs(), mask)",
+        "return -0.5 * (u - least) * (u + least)",
+        "return -0.5 * (u.abs() - least)",
         POOLING + "gaussian_weights_are_a_softmax",
     ),
     Fault(
@@ -460,8 +460,8 @@ FAULTS = [
     ),
     Fault(
         "keys averaged for values", "src/pooling.py",
-        "output = (weights @ values.unsqueeze(-1)).squeeze(-1)",
-        "output = (weights @ keys.unsqueeze(-1)).squeeze(-1)",
+        "output = (weights @ values.to(weights.dtype).unsqueeze(-1)).squeeze(-1)",
+        "output = (weights @ keys.to(weights.dtype).unsqueeze(-1)).squeeze(-1)",
         POOLING + "a_kernel_of_ones_own",
     ),
     Fault(
@@ -527,8 +527,8 @@ FAULTS = [
     ),
     Fault(
         "both queries mixed up", "src/recurrent.py",
-        'used = contexts[1:] if self.config.query_from == "current" else contexts[:-1]',
-        'used = contexts[:-1] if self.config.query_from == "current" else contexts[1:]',
+        'contexts[1:] if self.config.query_from == "current" else contexts[:-1]',
+        'contexts[:-1] if self.config.query_from == "current" else contexts[1:]',
         RECURRENT + "forward_is_the_formula",
     ),
     Fault(
@@ -905,7 +905,9 @@ FAULTS = [
     ),
     Fault(
         "strips for patches", "src/vision.py",
-        "return F.unfold(images, self.patch_size, stride=self.patch_size).transpose(1, 2)",
+        "return F.unfold(\n"
+        "            images, self.patch_size, stride=self.patch_size\n"
+        "        ).transpose(1, 2)",
         "return images.reshape(len(images), -1, self.channels * self.patch_size**2)",
         VISION + "patches_are_the_squares_row_by_row",
     ),
@@ -960,8 +962,8 @@ FAULTS = [
     # ---- pretrained
     Fault(
         "BERT's queries and keys swapped", "src/pretrained.py",
-        'zip(("query", "key", "value"), thirds, strict=True)',
-        'zip(("key", "query", "value"), thirds, strict=True)',
+        '("query", "key", "value"), thirds, strict=True',
+        '("key", "query", "value"), thirds, strict=True',
         PRETRAINED + "tiny_random_bert_equals_the_library_to_rounding",
     ),
     Fault(

@@ -181,6 +181,21 @@ def test_ids_are_unique(html, page):
     yield from sorted({i for i in ids if ids.count(i) > 1})
 
 
+@each_page
+def test_buttons_for_editing_and_download_lead_to_files(html, page):
+    edits = html.select("header a[href*='/edit/']")
+    downloads = html.select("header a[download], header a[href*='_sources/']")
+    if name(page).startswith(("book/", "notebooks/")) and not (edits and downloads):
+        yield "no button"
+    for link in edits:
+        file = link["href"].removeprefix(f"{repository.address()}/edit/main/")
+        if not (ROOT / file).is_file():
+            yield link["href"]
+    for link in downloads:
+        if not (HTML / page.parent / link["href"]).is_file():
+            yield link["href"]
+
+
 @pytest.mark.parametrize("path", notebooks.all_notebooks(), ids=lambda p: p.stem)
 def test_a_chapter_has_one_button_for_colab(path):
     links = soup(HTML / "notebooks" / f"{path.stem}.html").select("a[href*='colab.research']")
@@ -267,7 +282,7 @@ def test_the_reading_time_follows_from_words_and_lines():
 def test_chinese_terms_lead_to_the_glossary():
     terms = chapter_pages.chinese_terms()
     assert terms["查询"] == "query" and terms["基于位置的前馈网络"] == "feed-forward network"
-    assert "分数" not in terms  # it stands beside BLEU, and in other words
+    assert terms["分数"] == terms["评分"] == "score"  # and not BLEU, beside which 分数 stands, too
     links = soup(HTML / "notebooks" / "ch10_3_scoring_functions.html").select(
         "article a[href^='../book/glossary.html#term-']"
     )
@@ -280,6 +295,161 @@ def test_a_chinese_word_of_two_terms_is_refused(tmp_path):
     page.write_text("one\n  一. First.\n\ntwo\n  一. Second.\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"glossary\.md: 一 stands with one and two"):
         chapter_pages.chinese_terms(page)
+
+
+# --- the glossary and the notation page hold what the chapters use
+
+CHAPTERS = {notebooks.chapter_of(path): path for path in notebooks.all_notebooks()}
+
+
+def markdown(path: Path) -> str:
+    """Return a chapter's text without code."""
+    cells = [c["source"] for c in notebooks.read(path) if c["cell_type"] == "markdown"]
+    text = re.sub(r"(?ms)^(`{3,})python$.*?^\1$", "", "\n\n".join(cells))
+    return re.sub(r"`[^`\n]*`", "", text)
+
+
+def bracketed_chinese(text: str) -> set[str]:
+    """Return the Chinese words in brackets: 词 of (词), (词, FLOPs) and (**word**, 词)."""
+    brackets = re.findall(r"[(（]([^()（）]*[\u4e00-\u9fff][^()（）]*)[)）]", text)
+    parts = (part.strip(" *\n") for inside in brackets for part in re.split("[,，;；]", inside))
+    return {part for part in parts if re.search(r"[\u4e00-\u9fff]", part)}
+
+
+def glossary() -> set[str]:
+    page = (ROOT / "book" / "glossary.md").read_text(encoding="utf-8")
+    heads = re.findall(r"(?m)^\S.*\n  ([^.]*[\u4e00-\u9fff][^.]*)\.", page)
+    at_the_end = re.findall(r";\s+([\u4e00-\u9fff]+)(?=[.;])", page)
+    return {word.strip() for words in heads for word in words.split(";")} | set(at_the_end)
+
+
+def test_bracketed_chinese_is_found():
+    text = "a key (键), FLOPs (次数, FLOPs), (**forcing**,\n教学), 我 (I), （掩蔽 softmax） and (1)"
+    assert bracketed_chinese(text) == {"键", "次数", "教学", "掩蔽 softmax"}
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_the_glossary_has_every_chinese_word_of_a_chapter(chapter):
+    words = bracketed_chinese(markdown(CHAPTERS[chapter]))
+    assert words and sorted(words - glossary()) == []
+
+
+def test_the_glossary_is_sorted_and_has_a_chinese_word_in_each_entry():
+    page = (ROOT / "book" / "glossary.md").read_text(encoding="utf-8")
+    terms = re.findall(r"(?m)^(\S.*)\n  (.*)", page)
+    keys = [re.sub(r"[^a-z0-9 ]", " ", term.lower()) for term, _ in terms]
+    assert keys == sorted(keys) and len(keys) == len(set(keys)) > 100
+    without = [term for term, entry in terms if not re.search(r"[\u4e00-\u9fff]", entry)]
+    assert without == ["softmax"]  # it has no Chinese name
+
+
+GREEK = """
+    alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma
+    tau upsilon phi varphi chi psi omega
+    Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega
+""".split()
+STYLES = "mathbf|boldsymbol|mathcal|mathbb"
+# An index after these letters makes another symbol; elsewhere it only counts: q_i is a query.
+NAMED = {r"\mathbf W", r"\mathbf b", "d", "w"}
+
+
+def symbols(text: str) -> set[tuple[str, bool]]:
+    """Return the symbols in the formulas of a text, and whether each has an index.
+
+    Symbols are bold and other styled letters, Greek ones and single Latin ones. Names in upright
+    type, such as softmax, are none, nor is Euler's number.
+    """
+    found = set()
+    for math in (a or b for a, b in re.findall(r"(?s)\$\$(.+?)\$\$|\$(.+?)\$", text)):
+        math = re.sub(r"_\{?\\text\s*\{ff\}\}?", "_{ff}", math)
+        upright = r"\\(?:begin|end|text|operatorname|mathrm)\s*(?:\{[^{}]*\}|[A-Za-z])"
+        math = re.sub(rf"{upright}|(?<![A-Za-z\\])e(?=\^)", " ", math)
+        token = re.compile(
+            rf"\\(?P<style>{STYLES})\s*\{{?(?P<styled>\\[A-Za-z]+|\w)\}}?"
+            r"|\\(?P<command>[A-Za-z]+)|(?P<letter>[A-Za-z])"
+        )
+        at = 0
+        while match := token.search(math, at):
+            at = match.end()
+            if match["style"]:
+                name = rf"\{match['style']} {match['styled']}"
+            elif match["command"]:
+                if match["command"] not in GREEK:
+                    continue
+                name = "\\" + match["command"]
+            else:
+                name = match["letter"]
+            index = re.compile(r"_(?:\{([^{}]+)\}|(\w))").match(math, at)
+            if index and name in NAMED:
+                name, at = f"{name}_{index[1] or index[2]}", index.end()
+            found.add((name, index is not None))
+    return found
+
+
+def notation() -> list[tuple[set[str], set[str]]]:
+    """Return the rows of the notation page: each its symbols, and the chapters that it names."""
+    page = (ROOT / "book" / "notation.md").read_text(encoding="utf-8")
+    order = sorted(CHAPTERS, key=lambda c: [int(n) for n in c.split(".")])
+    rows = []
+    for table in re.findall(r"(?m)(?:^\|.*\n)+", page):
+        head, _, *lines = (
+            [cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()
+        )
+        if head[-1] != "chapters":
+            continue
+        for line in lines:
+            assert len(line) == len(head), line
+            where = set()
+            for part in line[-1].replace("all", f"{order[0]}–{order[-1]}").split(", "):
+                first, _, last = part.partition("–")
+                where |= set(order[order.index(first) : order.index(last or first) + 1])
+            rows.append(({name for name, _ in symbols(line[0])}, where))
+    return rows
+
+
+def test_symbols_are_found_and_reduced():
+    text = r"$\mathbf W_q^{(i)} \mathbf{x}_j$ and $$\bar\delta = d_{\text{ff}} \, \mathrm e^u$$"
+    assert symbols(text) == {
+        (r"\mathbf W_q", True), (r"\mathbf x", True), (r"\delta", False), ("d_ff", True),
+        ("i", False), ("j", False), ("u", False),
+    }  # fmt: skip
+    assert symbols(r"$\operatorname{softmax}_i$, $e^{-s}$") == {("i", False), ("s", False)}
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_the_notation_page_has_every_symbol_of_a_chapter(chapter):
+    used = symbols(markdown(CHAPTERS[chapter]))
+    listed = {name for names, where in notation() if chapter in where for name in names}
+    # A plain letter with an index is an entry of the vector with the bold letter, as the page says.
+    missing = {
+        name for name, index in used
+        if name not in listed and not (index and rf"\mathbf {name}" in listed)
+    }  # fmt: skip
+    assert len(used) > 10 and sorted(missing) == []
+
+
+def test_the_notation_page_names_no_chapter_without_the_symbol():
+    used = {c: {name for name, _ in symbols(markdown(path))} for c, path in CHAPTERS.items()}
+    stale = [
+        (sorted(names), chapter)
+        for names, where in notation()
+        for chapter in where
+        if names and len(where) < len(CHAPTERS) and not names & used[chapter]
+    ]
+    assert stale == []
+
+
+def test_the_notation_page_says_which_chapters_write_columns_and_which_rows():
+    page = (ROOT / "book" / "notation.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"(?m)^\| \| (.*) \|\n.*\n\| a vector is \| a \*\*column\*\* \|", page)
+    assert row == "10.1–10.4 | 10.5–10.7, 15.2"
+    column, line = r"\\mathbf W_q\s*\\mathbf [qs]", r"\\mathbf [qx](?:_i)?\s*\\mathbf W_q"
+    for chapter, path in CHAPTERS.items():
+        text = markdown(path)
+        if chapter in ("10.3", "10.4"):
+            assert re.search(column, text) and not re.search(line, text), chapter
+        if chapter in ("10.6", "15.2"):
+            assert re.search(line, text) and not re.search(column, text), chapter
 
 
 def test_the_front_page_counts_as_the_ledger_does():

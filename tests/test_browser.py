@@ -164,6 +164,16 @@ def test_on_paper_a_page_has_its_title_and_nothing_to_click(address, browser):
     assert seen == (True, True) and clickable == 0
 
 
+def test_a_dark_page_is_light_on_paper(address, browser):
+    page = visit_without_formulas(browser, address + "book/index.html", color_scheme="dark")
+    seen = [page.evaluate("document.documentElement.dataset.theme")]
+    for event in ("beforeprint", "afterprint"):
+        page.evaluate(f"window.dispatchEvent(new Event('{event}'))")
+        seen.append(page.evaluate("document.documentElement.dataset.theme"))
+    page.context.close()
+    assert seen == ["dark", "light", "dark"]
+
+
 def test_the_theme_can_be_switched(address, browser):
     page = visit_without_formulas(browser, address + "book/index.html", color_scheme="light")
     seen = []

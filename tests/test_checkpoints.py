@@ -28,6 +28,7 @@ from src.checkpoints import (
     save_checkpoint,
     set_rng_state,
 )
+from src.options import replacing
 from toy_training import copy_examples, tiny_model, trainer
 
 CPU = torch.device("cpu")
@@ -233,6 +234,20 @@ def test_full_disk_is_an_oserror_with_its_number(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_two_writers_of_one_file_do_not_meet(tmp_path):
+    path = tmp_path / "a"
+    with replacing(path) as one:
+        one.write_text("one, and more")
+        with replacing(path) as other:
+            other.write_text("other")
+        assert path.read_text() == "other"
+    assert path.read_text() == "one, and more" and list(tmp_path.iterdir()) == [path]
+    assert {one.suffix, other.suffix} == {".partial"}
+    with pytest.raises(NotADirectoryError) as error, replacing(path / "b") as partial:
+        partial.write_text("")
+    assert error.value.filename == str(path / "b")
+
+
 def test_folder_that_does_not_exist(tmp_path):
     with pytest.raises(FileNotFoundError, match="No such file"):
         save_checkpoint(tmp_path / "no" / "a.safetensors", nn.Linear(2, 3), config={})
@@ -308,6 +323,54 @@ def test_files_that_are_no_checkpoints(tmp_path):
     save_file({"a": torch.zeros(1)}, later, {"checkpoint": json.dumps({"format": 9})})
     with pytest.raises(CheckpointError, match="has format 9; this version reads 1"):
         read_header(later)
+
+
+@pytest.mark.parametrize(("header", "message"), [
+    ("hello", "is not a checkpoint: its header is no JSON"),
+    ("[1]", "has format None"),
+    ('{"format": 1}', "is not a checkpoint: its header has no config"),
+    ('{"format": 1, "config": {}, "state": 5}', "is not a checkpoint: its header has no state"),
+])  # fmt: skip
+def test_a_header_that_is_none_is_refused_by_name(tmp_path, header, message):
+    path = tmp_path / "a.safetensors"
+    save_file({"a": torch.zeros(1)}, path, {"checkpoint": header})
+    with pytest.raises(CheckpointError, match=f"{path} {message}"):
+        read_header(path)
+
+
+def test_a_tied_weight_that_is_not_there_is_named(tmp_path):
+    path = tmp_path / "a.safetensors"
+    header = {"format": 1, "config": {}, "state": {}, "aliases": {"weight": "absent"}}
+    save_file({"model.bias": torch.zeros(3)}, path, {"checkpoint": json.dumps(header)})
+    with pytest.raises(ConfigMismatch, match="a.safetensors does not fit the model: weight"):
+        load_checkpoint(path, nn.Linear(2, 3))
+
+
+def test_an_optimizer_with_other_groups_is_refused_and_nothing_changed(tmp_path):
+    path, model = tmp_path / "a.safetensors", nn.Linear(2, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    save_checkpoint(path, model, config={}, optimizer=optimizer)
+    other = nn.Linear(2, 3)
+    before = {k: v.clone() for k, v in other.state_dict().items()}
+    groups = [{"params": [other.weight]}, {"params": [other.bias]}]
+    with pytest.raises(CheckpointError, match="with 1 groups of parameters, but this one has 2"):
+        load_checkpoint(path, other, optimizer=torch.optim.Adam(groups))
+    assert equal_states(before, other.state_dict())
+
+
+def test_a_float_is_not_loaded_as_an_integer(tmp_path):
+    path, models = tmp_path / "a.safetensors", [nn.Linear(2, 3), nn.Linear(2, 3)]
+    models[0].register_buffer("seen", torch.tensor(1.5))
+    models[1].register_buffer("seen", torch.tensor(1))
+    save_checkpoint(path, models[0], config={})
+    before = {k: v.clone() for k, v in models[1].state_dict().items()}
+    message = "seen is of torch.float32 there and of torch.int64 here"
+    with pytest.raises(ConfigMismatch, match=message):
+        load_checkpoint(path, models[1])
+    assert equal_states(before, models[1].state_dict())
+    load_checkpoint(path, models[0].double())  # precisions may differ
 
 
 def test_the_header_is_plain_json(tmp_path):

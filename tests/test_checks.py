@@ -246,12 +246,14 @@ def pieces_of_keys(score, query, key, value, size):
     return sum(in_pieces(score, query, k, v, size) for k, v in pairs)
 
 
-def other_step(scores_of=None, mask_weights=False, masked=True, pool_projected=False):
+def other_step(
+    scores_of=None, mask_weights=False, masked=True, pool_projected=False, filled_with=-INF
+):
     def step(state, memory, mask, w_q, w_k, w):
         q, k = (state @ w_q.T)[:, None], memory @ w_k.T
         scores = (torch.tanh(q + k) if scores_of is None else scores_of(q, k)) @ w
         if masked and not mask_weights:
-            scores = scores.masked_fill(~mask, -INF)
+            scores = scores.masked_fill(~mask, filled_with)
         weights = scores.softmax(1)
         weights = weights * mask if mask_weights else weights
         return torch.einsum("bs,bse->be", weights, k if pool_projected else memory), weights
@@ -465,6 +467,16 @@ WRONG = [
         {"no padding", "…"},
     ),
     (checks.check_additive_step, other_step(pool_projected=True), {"no padding", "one token", "…"}),
+    (
+        checks.check_additive_step,
+        other_step(filled_with=-15.0),
+        {"allowed scores of -10 billion"},
+    ),
+    (
+        checks.check_additive_step,
+        other_step(filled_with=-1e9),
+        {"allowed scores of -10 billion"},
+    ),
     (checks.check_additive_step, step_mask_across, {"as many sentences as tokens"}),
     (checks.check_additive_step, lambda *a: step(*a)[::-1], {"no padding", "…"}),
     (checks.check_additive_step, lambda *a: step(*a)[0], {"no padding", "…"}),
@@ -656,7 +668,18 @@ WRONG = [
     (
         checks.check_multi_head_attention,
         layer_of(masked=lambda scores, mask: scores),
-        {"padding", "as many tokens as heads", "float64", "gradients"},
+        {"padding", "as many tokens as heads", "allowed scores of -10 billion", "float64",
+         "gradients"},
+    ),
+    (
+        checks.check_multi_head_attention,
+        layer_of(masked=lambda scores, mask: scores.masked_fill(~mask[:, None], -15.0)),
+        {"allowed scores of -10 billion"},
+    ),
+    (
+        checks.check_multi_head_attention,
+        layer_of(masked=lambda scores, mask: scores.masked_fill(~mask[:, None], -1e9)),
+        {"allowed scores of -10 billion"},
     ),
     (
         checks.check_multi_head_attention,

@@ -575,9 +575,10 @@ def test_max_len_must_be_whole(limit):
         ({"beam_size": 0}, "beam_size must be at least 1, but is 0"),
         ({"num_return": 0}, r"num_return must be in \[1, beam_size=2\], but is 0"),
         ({"num_return": 3}, r"num_return must be in \[1, beam_size=2\], but is 3"),
-        ({"length_penalty": -0.1}, "length_penalty must be finite and not negative, but is -0.1"),
-        ({"length_penalty": math.inf}, "length_penalty must be finite and not .*, but is inf"),
-        ({"length_penalty": math.nan}, "length_penalty must be finite and not .*, but is nan"),
+        ({"length_penalty": -0.1}, r"length_penalty must be in \[0, 10\], but is -0.1"),
+        ({"length_penalty": 10.1}, r"length_penalty must be in \[0, 10\], but is 10.1"),
+        ({"length_penalty": math.inf}, r"length_penalty must be in \[0, 10\], but is inf"),
+        ({"length_penalty": math.nan}, r"length_penalty must be in \[0, 10\], but is nan"),
     ],
 )
 def test_beam_arguments_out_of_range_are_refused(wrong, message):

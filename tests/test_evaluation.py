@@ -4,8 +4,15 @@ import pytest
 import torch
 from toy_training import tiny_model
 
-from src.data import WordTokenizer
-from src.evaluation import _groups, align, corpus_bleu, translate, translate_nbest
+from src.data import SubwordTokenizer, WordTokenizer
+from src.evaluation import (
+    _groups,
+    align,
+    align_words,
+    corpus_bleu,
+    translate,
+    translate_nbest,
+)
 from src.recurrent import AttentionSeq2Seq, RecurrentConfig
 
 SOURCE = WordTokenizer("one two three four five six seven eight nine".split())
@@ -114,6 +121,57 @@ def test_alignment_follows_the_cross_attention(model):
     weights = maps["cross"][-1][0].mean(dim=0)
     assert pairs == [(weights[t, :2].argmax().item(), t) for t in range(3)]
     assert align(model, "", ids, SOURCE, TARGET) == align(model, "one", [], SOURCE, TARGET) == []
+
+
+def test_a_translation_as_long_as_the_model_takes_is_aligned(model):
+    ids = TARGET.encode(" ".join(["un deux"] * 16))
+    assert len(ids) == model.config.max_len
+    assert [t for _, t in align(model, "five six", ids, SOURCE, TARGET)] == list(range(32))
+
+
+class Attentive(torch.nn.Module):
+    """Only looks: target token t at source token ``looks[t]``."""
+
+    def __init__(self, *looks):
+        super().__init__()
+        self.looks, self.device = looks, torch.nn.Parameter(torch.zeros(()))
+
+    def attention_maps(self, src, tgt):
+        weights = torch.zeros(1, 1, tgt.shape[1], src.shape[1])
+        for t, s in enumerate(self.looks):
+            weights[0, 0, t, s] = 1
+        return {"cross": [weights]}
+
+
+def test_alignment_of_words_counts_what_white_space_sets_apart():
+    bytes_alone = SubwordTokenizer.train([], 260)
+    ids = bytes_alone.encode("le roi")
+    assert len(ids) == 7 == len(bytes_alone.encode("a king"))  # a space, too, before each word
+    model = Attentive(0, 1, 3, 1, 4, 4, 5)  # the third is the end of "le"
+    pairs = align_words(model, " a\u00a0 king ", ids, bytes_alone, bytes_alone)
+    assert pairs == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    # Punctuation is a token of its own, and a part of the word that one sees; or it is not.
+    french = WordTokenizer("l' eau , roi".split())
+    ids = french.encode("l'eau, roi")
+    assert french.decode(ids) == "l'eau, roi"
+    model = Attentive(0, 1, 1, 2)
+    for source, wanted in (("one, two", [(0, 0), (1, 1)]),
+                           ("one , two", [(0, 0), (1, 0), (2, 1)])):  # fmt: skip
+        english = WordTokenizer(["one", ",", "two"])
+        assert align_words(model, source, ids, english, french) == wanted
+
+
+def test_alignment_of_words_stays_within_the_words():
+    tokenizer = SubwordTokenizer.train([], 260)
+    line = "« so »"  # becomes "so" in quotes, of fewer tokens than its three words
+    last = len(tokenizer.encode(line)) - 1
+    space = tokenizer.encode("a")[:1]
+    ids = [*space, *tokenizer.encode("a"), *space]  # nothing follows the last space
+    for looks in ([0] * 4, [last] * 4):
+        pairs = align_words(Attentive(*looks), line, ids, tokenizer, tokenizer)
+        assert {t for _, t in pairs} == {0} and all(0 <= s < 3 for s, _ in pairs)
+    assert align_words(Attentive(0), line, space, tokenizer, tokenizer) == []
+    assert align_words(Attentive(), "", [], tokenizer, tokenizer) == []
 
 
 # ---------------------------------------------------------------- BLEU

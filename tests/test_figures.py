@@ -101,6 +101,23 @@ def test_curves_draw_their_values_and_tell_lines_apart_without_colour():
     assert [t.get_text() for t in axis.get_legend().get_texts()] == ["one", "two", "n"]
 
 
+def test_curves_of_two_panels_share_their_colours():
+    order = ["one", "two", "three"]
+    styles = [
+        {
+            line.get_label(): (line.get_color(), line.get_linestyle())
+            for line in figures.curves(
+                [0, 1], {name: [1, 2] for name in names}, xlabel="x", ylabel="y", order=order
+            ).lines
+        }
+        for names in (["one", "two"], ["one", "three"])
+    ]
+    assert styles[0]["one"] == styles[1]["one"]
+    assert len({styles[0]["one"], styles[0]["two"], styles[1]["three"]}) == 3
+    with pytest.raises(ValueError, match=r"order must name every line, but lacks \['four'\]"):
+        figures.curves([0], {"four": [1]}, xlabel="x", ylabel="y", order=order)
+
+
 def test_curves_with_an_x_of_their_own():
     axis = figures.curves(
         {"a": [0, 1], "b": [0, 1, 2]}, {"a": [5, 6], "b": [7, 8, 9]}, xlabel="x", ylabel="y"
@@ -128,7 +145,7 @@ class Shown:
 
 def test_show_source_shows_file_and_source():
     text = figures.show_source(figures.panels, Shown.method).data
-    assert text.startswith("*src/figures.py*\n\n```python\ndef panels(")
+    assert text.startswith("*src/figures.py*, `panels`\n\n```python\ndef panels(")
     assert "*tests/test_figures.py*\n\n```python\ndef method(self):\n    return 1\n```" in text
 
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from src.interop import (
@@ -146,6 +147,76 @@ def test_odd_attentions_are_refused(options, message):
 def test_other_activations_are_refused(kind, activation):
     with pytest.raises(ValueError, match="activation must be ReLU or the exact GELU, but is"):
         CONVERT[kind](layer(kind, activation=activation))
+
+
+def replace(path, value):
+    """A change to a module: ``value`` for what ``path`` leads to."""
+
+    def change(module):
+        *way, last = path.split(".")
+        for name in way:
+            module = getattr(module, name)
+        setattr(module, last, value)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (replace("norm2", nn.RMSNorm(D)), "a LayerNorm for each norm, but has RMSNorm"),
+        (replace("norm2.eps", 0.1), "the same norm_eps everywhere, but has 1e-05 and 0.1"),
+        (replace("dropout2.p", 0.5), "the same dropout everywhere, but has 0.1 and 0.5"),
+    ],
+)
+@pytest.mark.parametrize("kind", CONVERT)
+def test_parts_of_a_layer_that_differ_are_refused(kind, change, message):
+    theirs = layer(kind)
+    change(theirs)
+    with pytest.raises(ValueError, match=message):
+        CONVERT[kind](theirs)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (replace("multihead_attn", nn.MultiheadAttention(D, 11)), "same num_heads .* 2 and 11"),
+        (replace("multihead_attn.dropout", 0.5), "same attention_dropout .* 0.1 and 0.5"),
+        (replace("multihead_attn.add_zero_attn", True), "must not have add_zero_attn"),
+        (replace("norm3.eps", 0.1), "same norm_eps everywhere, but has 1e-05 and 0.1"),
+    ],
+)
+def test_cross_attention_is_looked_at(change, message):
+    theirs = layer("decoder")
+    change(theirs)
+    with pytest.raises(ValueError, match=message):
+        from_torch_decoder_layer(theirs)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (replace("encoder.layers.1.self_attn.num_heads", 11), "same num_heads .* 2 and 11"),
+        (replace("decoder.layers.2.activation", F.gelu), "same activation .* relu and gelu"),
+        (replace("decoder.layers.0.norm_first", False), "same norm_first .* True and False"),
+        (replace("decoder.layers.1.norm3", nn.RMSNorm(D)), "LayerNorm for each norm, but has RMS"),
+        (replace("encoder.layers.1.norm1.eps", 0.1), "same norm_eps .* 1e-05 and 0.1"),
+        (replace("encoder.norm.eps", 0.1), "module.encoder.norm must have the layers' eps"),
+        (replace("decoder.norm", nn.RMSNorm(D)), "LayerNorm for each norm, but has RMSNorm"),
+    ],
+)
+def test_layers_that_differ_are_refused(change, message):
+    theirs = transformer(norm_first=True)
+    change(theirs)
+    with pytest.raises(ValueError, match=message):
+        from_torch_transformer(theirs, *ends())
+
+
+@pytest.mark.parametrize("fields", [{"tie_embeddings": "target"}, {"num_heads": 11}])
+def test_fields_that_the_modules_decide_are_refused(fields):
+    message = f"fields must not say what module says: {next(iter(fields))}"
+    with pytest.raises(ValueError, match=message):
+        from_torch_transformer(transformer(), *ends(), **fields)
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])

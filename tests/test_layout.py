@@ -302,6 +302,20 @@ def test_one_failing_part_fails_the_whole_and_all_are_reported(broken, failed, t
     assert (summary.count("passed: "), summary.count("FAILED: ")) == (4 - failed, failed)
 
 
+def test_the_book_is_built_again_when_anything_changes_that_it_shows():
+    listed = subprocess.run(
+        ["make", "-pn", "_build/.built"], capture_output=True, text=True, cwd=ROOT, timeout=60
+    ).stdout
+    needed = set(re.search(r"^_build/\.built: (.*)$", listed, re.M)[1].split())
+    shown = [
+        "_config.yml", "book/*.md", "book/claims.yml", "notebooks/*.ipynb", "src/*.py",
+        "src/checks/*.py", "src/live/*.js", "src/results/*.json", "tools/*.py", "_static/*",
+    ]  # fmt: skip
+    for pattern in shown:
+        files = {str(path.relative_to(ROOT)) for path in ROOT.glob(pattern)}
+        assert files and files <= needed, files - needed
+
+
 def test_the_makefile_uses_nothing_newer_than_make_3_81():
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert not re.search(r"\.ONESHELL|!=|&:|\$\(file |undefine", text)

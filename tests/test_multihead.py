@@ -231,7 +231,7 @@ def test_bad_sizes_are_refused(arguments, options, message):
 @pytest.mark.parametrize(
     ("mask", "error", "message"),
     [
-        (torch.ones(B, S, dtype=torch.bool), ValueError, r"rank 3 .* shape \(3, 7\)"),
+        (torch.ones(B, S, dtype=torch.bool), ValueError, r"rank 3, .* shape \(3, 7\)"),
         (torch.ones(B, H, T, S, dtype=torch.bool), ValueError, "mask must have rank 3"),
         (torch.ones(B, T, 6, dtype=torch.bool), ValueError, "does not broadcast to scores"),
         (torch.ones(2, T, S, dtype=torch.bool), ValueError, "does not broadcast to scores"),
@@ -251,6 +251,49 @@ def test_a_scorer_wants_a_causal_mask():
         module(x, is_causal=True)
     weights = module(x, mask=causal_mask(T), return_weights=True)[1]
     assert bool((weights.triu(1) == 0).all())
+
+
+@pytest.mark.parametrize("rows", [(4, 2), (2, 4), (3, 2), (1, 3)])
+def test_other_rows_of_keys_are_refused(unchecked, rows):
+    """Twice as many queries as keys are no beams unless one says so, by `attend`."""
+    module = make(torch.float32)
+    query, key = (torch.randn(n, length, D) for n, length in zip(rows, (T, S), strict=True))
+    message = f"query and key must have equally many rows, but have {rows[0]} and {rows[1]}"
+    with pytest.raises(ValueError, match=message):
+        module(query, key)
+    with pytest.raises(ValueError, match=message):
+        module(query, value=key, key=key)
+
+
+@pytest.mark.parametrize("rows", [(2, 4), (3, 2), (1, 3)])
+def test_rows_that_cannot_share_their_keys_are_refused(unchecked, rows):
+    module = make(torch.float32)
+    query, key = (torch.randn(n, H, length, K) for n, length in zip(rows, (T, S), strict=True))
+    message = f"query must have as many rows as key or a multiple .* {rows[0]} and {rows[1]}"
+    with pytest.raises(ValueError, match=message):
+        module.attend(query, key, key)
+
+
+@pytest.mark.parametrize(
+    ("mask", "scorer"),
+    [
+        (torch.ones(B, 2, 4, dtype=torch.bool), None),
+        (torch.ones(2, 2, 5, dtype=torch.bool), None),
+        (torch.ones(2, 5, dtype=torch.bool), None),
+        (torch.ones(B, 2, 5), None),
+        (None, Closeness()),
+    ],
+)
+def test_a_refused_call_leaves_the_cache_as_it_was(unchecked, mask, scorer):
+    module = make(scorer=scorer)
+    cache = KVCache(B, H, S, K, dtype=torch.float64)
+    with torch.no_grad():
+        module(tokens(3), cache=cache)
+        with pytest.raises((TypeError, ValueError), match=r"must|is_causal goes with|broadcast"):
+            module(tokens(2), mask=mask, cache=cache, is_causal=True)
+        assert cache.length == 3
+        module(tokens(2), mask=torch.ones(B, 2, 5, dtype=torch.bool), cache=cache)
+    assert cache.length == 5
 
 
 def test_a_cache_of_other_rows_is_refused():
@@ -279,9 +322,15 @@ def test_rows_that_share_their_keys(backend, length):
     query = torch.randn(6, 2, length, 11, dtype=torch.float64)
     key, value = torch.randn(2, 3, 2, 7, 11, dtype=torch.float64)
     mask = torch.rand(3, 1, 7) > 0.4
-    copies = (x.repeat_interleave(2, 0) for x in (key, value, mask))
+    copies = [x.repeat_interleave(2, 0) for x in (key, value, mask)]
     expected = module.attend(query, *copies)
     torch.testing.assert_close(module.attend(query, key, value, mask), expected)
+    for rows in (1, 3):  # a mask of its own for each query
+        mask_of_each = torch.rand(rows, length, 7) > 0.4
+        masks = mask_of_each.expand(3, -1, -1).repeat_interleave(2, 0)
+        expected_of_each = module.attend(query, *copies[:2], masks)
+        found = module.attend(query, key, value, mask_of_each)
+        torch.testing.assert_close(found, expected_of_each)
     _, weights = module.attend(query, key, value, mask, return_weights=True)
     assert weights.shape == (6, 2, length, 7)
     assert (weights[2:4, :, :, ~mask[1, 0]] == 0).all()

@@ -119,6 +119,48 @@ def test_far_from_all_keys_the_gaussian_takes_the_nearest():
     assert weights.tolist() == [[0.0, 1.0, 0.0]] and output.item() == 1.0
 
 
+@pytest.mark.parametrize(
+    ("query", "keys", "width", "dtype", "weights"),
+    [
+        (300.0, [0.0, 1.0], 1.0, torch.float16, [0.0, 1.0]),
+        (1e20, [0.0, 1e19], 1.0, torch.float32, [0.0, 1.0]),
+        (1e20, [0.0, 1.0], 1.0, torch.float32, [0.5, 0.5]),  # equally far to rounding
+        (0.0, [1.0, -0.5, 2.0], 1e-20, torch.float32, [0.0, 1.0, 0.0]),
+        (1e20, [0.0, 1.0], 1e-20, torch.float32, [0.5, 0.5]),  # not even u fits
+    ],
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_squares_that_overflow_leave_the_nearest_its_weight(
+    query, keys, width, dtype, weights, masked
+):
+    x, k = (torch.tensor(n, dtype=dtype, requires_grad=True) for n in ([query, query], keys))
+    mask = None
+    if masked:  # the nearest of all is one that the first query may not use; the second has none
+        k = torch.cat([k, x[:1]])
+        mask = torch.ones(2, len(k), dtype=torch.bool)
+        mask[0, -1] = mask[1] = False
+    output, found = nadaraya_watson(
+        x, k, torch.ones_like(k), width=width, mask=mask, return_weights=True
+    )
+    assert found.dtype == output.dtype == dtype
+    assert found[0, : len(keys)].tolist() == weights and output[0] == 1
+    if masked:
+        assert found[0, -1] == 0 and not found[1].any()
+    gradients = torch.autograd.grad((found * torch.arange(found.numel()).view_as(found)).sum(), x)
+    assert gradients[0].isfinite().all()
+
+
+@pytest.mark.parametrize("kernel", [*KERNELS, lambda u: boxcar(u)])
+def test_70_000_keys_in_half_precision(kernel):
+    """Their number does not fit into float16; nor may the prediction be summed in it."""
+    keys = torch.linspace(-0.5, 0.5, 70_000).half()
+    values = torch.linspace(0, 2, 70_000).half()
+    query = torch.zeros(1).half()
+    output, weights = nadaraya_watson(query, keys, values, kernel, return_weights=True)
+    assert output.dtype == weights.dtype == torch.float16
+    assert output.item() == pytest.approx(1, abs=1e-3) and bool((weights > 0).all())
+
+
 @pytest.mark.parametrize("name", ["boxcar", "triangle", "epanechnikov"])
 def test_a_query_without_a_key_in_reach_gets_zeros(name):
     query = torch.tensor([0.2, 50.0], dtype=torch.float64, requires_grad=True)

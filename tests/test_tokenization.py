@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -52,11 +53,20 @@ def test_normalise_twice_is_normalise(text):
         ("Il dit\xa0: «\xa0Viens.\xa0»", 'Il dit : "Viens."'),
         ("Er sagte: „Komm!“ und »geh«.", 'Er sagte: "Komm!" und "geh".'),
         ("»A« und »B«", '"A" und "B"'),
+        ("(«\u202fOui\t non \xa0») «» « \n»", '("Oui non") "" ""'),
+        ("« \u200bOui » «  Non", '"Oui" " Non'),
         ("non\xadstop – wait…", "nonstop - wait..."),
     ],
 )
 def test_normalise(text, normal):
     assert normalise(text) == normal
+
+
+def test_a_long_gap_after_a_guillemet_costs_linear_time():
+    start = time.process_time()
+    assert normalise("«" + 2000 * " " + "x") == '" x'
+    assert normalise(2000 * "« ") == " ".join(2000 * '"')
+    assert time.process_time() - start < 1  # a few milliseconds; a cubic pattern takes 30 s
 
 
 @pytest.mark.parametrize(
@@ -159,12 +169,30 @@ def test_file_round_trip(kind, tmp_path):
         other.from_file(path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"tokenizer": "word"}', "\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "[]", "{}", '{"tokenizer": "word"}', "\xff",
+        '{"tokenizer": "subword", "state": {}}',
+        '{"tokenizer": "subword", "state": 5}',
+        '{"tokenizer": "word", "state": 5}',
+        '{"tokenizer": "word", "state": "abc"}',
+        '{"tokenizer": "word", "state": ["a", 5]}',
+        '{"tokenizer": "word", "state": ["a", "a"]}',
+        '{"tokenizer": "word", "state": {"a": 1}}',
+    ],
+)
 def test_files_that_hold_no_tokenizer(content, tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text(content, encoding="latin-1")
     with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer's file"):
         Tokenizer.from_file(path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_string_is_no_list_of_sentences(kind, unchecked):
+    with pytest.raises(TypeError, match="sentences must be strings, several of them, but are one"):
+        kind.train("Where is the water?", 300)
 
 
 def test_failed_writing_leaves_the_old_file(tmp_path):

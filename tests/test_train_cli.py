@@ -1,21 +1,27 @@
 """The commands `python -m src.train` and `python -m src.translate`, run for real on toy data."""
 
+import errno
+import io
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from src import options as option_parsing
-from src import train, translate
-from src.checkpoints import read_header, save_checkpoint
-from src.data import Tokenizer
-from src.train_options import build_parser
+from src import distributed, train, translate
+from src.checkpoints import CheckpointError, read_header, save_checkpoint
+from src.data import SubwordTokenizer, Tokenizer, WordTokenizer
+from src.evaluation import Translation
+from src.train_options import DERIVED, build_parser
 from src.training import TrainingConfig
 from src.transformer import Transformer, TransformerConfig
 
@@ -100,12 +106,43 @@ def test_a_run_learns_and_says_so(trained):
 
 def test_the_folder_of_a_run(trained):
     run, _ = trained
-    names = {"best.safetensors", "config.json", "last.safetensors", "source.json", "target.json",
-             "tensorboard", "test.json"}
+    names = {"best.safetensors", "config.json", "last.safetensors", "model.json", "source.json",
+             "target.json", "tensorboard", "test.json"}
     assert {path.name for path in run.iterdir()} == names
     kept = json.loads((run / "config.json").read_text())
     assert kept["d_model"] == 24 and kept["lr"] == 0.006 and kept["betas"] == [0.9, 0.98]
     assert len(Tokenizer.from_file(run / "source.json")) == len(ADJECTIVES + NOUNS + VERBS) + 4
+
+
+def test_the_configuration_of_the_model_is_a_file_of_its_own(trained):
+    run, _ = trained
+    model = json.loads((run / "model.json").read_text())
+    assert model == read_header(run / "last.safetensors")["config"]
+    assert json.loads((run / "config.json").read_text())["num_encoder_layers"] is None
+    assert model["num_encoder_layers"] == 2  # as the preset says
+
+
+def test_the_vocabularies_come_from_the_training_side_alone(tmp_path):
+    corpus, run = tmp_path / "toy.tsv", tmp_path / "run"
+    corpus.write_text("".join(f"dog s{i}\tgod t{i}\n" for i in range(60)))
+    assert call(train, "--tsv", corpus, "--out", run, *SMALL, "--vocab-size", 500,
+                "--steps", 1) == 0
+    splits = train.read_corpus(json.loads((run / "config.json").read_text()))
+    assert min(map(len, (splits.valid, splits.test))) >= 2
+    for side, name in enumerate(("source", "target")):
+        tokenizer = Tokenizer.from_file(run / f"{name}.json")
+        for pairs, known in ((splits.train, True), (splits.valid, False), (splits.test, False)):
+            for pair in pairs:
+                shared, own = tokenizer.encode(pair[side])
+                assert shared != tokenizer.unk_id
+                assert (own != tokenizer.unk_id) == known, pair
+
+
+def test_the_bar_shows_the_speed_and_the_time_left(corpus, tmp_path, capsys):
+    arguments = ["--tsv", corpus, *SMALL, "--log-every", 1, "--bleu-sentences", 0, "--progress"]
+    assert call(train, *arguments, "--out", tmp_path / "run", "--steps", 40) == 0
+    bar = capsys.readouterr().err
+    assert re.search(r" [1-9]\d*/40 \[\d\d:\d\d<\d\d:\d\d, .*loss \d.*, [\d,]+ tokens/s\]", bar)
 
 
 def test_tensorboard_has_the_curves(trained):
@@ -193,6 +230,7 @@ def test_help_shows_every_option_with_its_default(capsys):
     out, err = capsys.readouterr()
     assert err == ""
     text = " ".join(out.split())
+    assert "Under torchrun the status is the launcher's: 1 after whatever went wrong" in text
     for name, value in build_parser("").defaults.items():
         assert f"--{name.replace('_', '-')}" in text
         if value not in (None, False, True) and not isinstance(value, tuple):
@@ -209,7 +247,7 @@ def test_each_field_is_an_option_and_is_explained():
         texts = option_parsing.describe(cls)
         for field in dataclasses.fields(cls):
             assert texts[field.name], field.name
-            assert field.name in parser.defaults or field.name in train.DERIVED
+            assert field.name in parser.defaults or field.name in DERIVED
     assert "eval_every" in parser.defaults
 
 
@@ -247,18 +285,68 @@ def test_bad_flags_are_refused_in_a_sentence(corpus, tmp_path, capsys):
     base = ["--tsv", corpus, "--out", tmp_path / "run", *SMALL]
     refused(capsys, "unrecognized arguments: --stepz 3", *base, "--stepz", 3)
     refused(capsys, "argument --steps: invalid int value: 'many'", *base, "--steps", "many")
-    refused(capsys, "steps, epochs or seconds must be given", *base)
-    refused(capsys, "steps must be at least 1, got 0", *base, "--steps", 0)
-    refused(capsys, "num_heads must be a divisor of d_model 24, but is 5", *base, "--steps", 1,
+    refused(capsys, "--steps, --epochs or --seconds must be given", *base)
+    refused(capsys, ": --steps must be at least 1, got 0", *base, "--steps", 0)
+    refused(capsys, "--num-heads must be a divisor of d_model 24, but is 5", *base, "--steps", 1,
             "--num-heads", 5)
     refused(capsys, "argument --preset: invalid choice: 'huge'", *base, "--preset", "huge")
     refused(capsys, "one corpus must be given", "--out", tmp_path / "run", "--steps", 1)
     refused(capsys, "one corpus must be given", *base, "--moses", "a", "b", "--steps", 1)
     refused(capsys, "--out must say where to keep the run", "--tsv", corpus, "--steps", 1)
-    refused(capsys, "device must be usable here, but abacus is not", *base, "--steps", 1,
+    refused(capsys, "--device must be usable here, but abacus is not", *base, "--steps", 1,
             "--device", "abacus")
     refused(capsys, "no training pair fits into max_len and max_tokens", *base, "--steps", 1,
             "--max-len", 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("message", "flags"), [
+    ("--beam-size must be at least 1, got 0", ["--beam-size", 0]),
+    ("--bleu-sentences must be at least 0, got -1", ["--bleu-sentences", -1]),
+    ("--seed must be in 0 … 2**63 - 1, got -1", ["--seed", -1]),
+    ("--seed must be in 0 … 2**63 - 1, got 9223372036854775808", ["--seed", 2**63]),
+    ("--vocab-size must be above 4, but is 3", ["--vocab-size", 3]),
+    ("--vocab-size must be at least 260, but is 259",
+     ["--tokenizer", "subword", "--vocab-size", 259]),
+    ("--max-words goes with --tatoeba", ["--max-words", 5]),
+    ("--batch-size must be at least 1, got 0", ["--batch-size", 0]),
+    ("--max-tokens must be at least 1, got 0", ["--max-tokens", 0]),
+    ("--valid-share and --test-share must be at least 0 and sum to less than 1, got 0.5 and 0.5",
+     ["--valid-share", 0.5, "--test-share", 0.5]),
+    ("--valid-share and --test-share must be at least 0", ["--valid-share", "nan"]),
+    ("--weight-decay must be 0 with --optimizer adam", ["--weight-decay", 0.1]),
+    ("--precision must not be float16 with --sharding fsdp",
+     ["--precision", "float16", "--sharding", "fsdp"]),
+    ("--dropout must be at least 0 and below 1, but is 1.0", ["--dropout", 1]),
+    ("--label-smoothing must be in [0, 1), got 1.0", ["--label-smoothing", 1]),
+    ("--tie-embeddings must be other than all: source and target each get a vocabulary",
+     ["--tie-embeddings", "all"]),
+    ("absent.tsv: cannot be read", ["--tsv", "absent.tsv"]),
+], ids=str)  # fmt: skip
+def test_each_number_is_checked_before_the_corpus_is_read(tmp_path, capsys, message, flags):
+    # There is no such corpus: whatever comes before it in the message was checked before it.
+    refused(capsys, message, "--tsv", "absent.tsv", "--out", tmp_path / "new" / "run", *SMALL,
+            "--steps", 1, *flags)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_does_not_fit_the_corpus_leaves_nothing_behind(corpus, tmp_path, capsys):
+    out = tmp_path / "new" / "run"
+    base = ["--tsv", corpus, "--out", out, *SMALL, "--steps", 1]
+    refused(capsys, "--patience needs a validation set, but it is empty: raise --valid-share",
+            *base, "--valid-share", 0, "--patience", 2)
+    refused(capsys, "--best-by score needs a validation set", *base, "--valid-share", 0,
+            "--best-by", "score")
+    # These are noticed with the tokenizers, that is, after those have been written.
+    refused(capsys, "no training pair fits", *base, "--max-len", 1)
+    assert list(tmp_path.iterdir()) == []
+    out.mkdir(parents=True)
+    (out / "source.json").write_text("somebody's")
+    (tmp_path / "empty.tsv").write_text("")
+    refused(capsys, "no training pair fits", *base, "--max-len", 1)
+    assert [path.name for path in out.iterdir()] == ["source.json"]
+    refused(capsys, "the file is empty", *base, "--tsv", tmp_path / "empty.tsv")
+    assert [path.name for path in out.iterdir()] == ["source.json"]
 
 
 def test_bad_configuration_files_are_refused_in_a_sentence(tmp_path, capsys):
@@ -280,6 +368,9 @@ def test_bad_configuration_files_are_refused_in_a_sentence(tmp_path, capsys):
     third = tmp_path / "c.yaml"
     third.write_text("steps: 1")
     refused(capsys, "c.yaml must end with .toml or .json", "--config", third)
+    named = tmp_path / "seed.yaml"  # a setting's name, but not a setting
+    named.write_text("")
+    refused(capsys, f"{named} must end with", "--config", named)
 
 
 def test_another_run_is_neither_overwritten_nor_resumed(trained, corpus, tmp_path, capsys):
@@ -309,6 +400,20 @@ def test_a_corpus_that_changed_is_noticed(corpus, tmp_path, capsys):
             "--steps", 2)
 
 
+def test_a_second_run_in_the_same_folder_is_refused(corpus, tmp_path, capsys):
+    run = tmp_path / "new" / "run"
+    with train.alone(run):
+        refused(capsys, f"another run is at work in {run}", "--tsv", corpus, "--out", run, *SMALL,
+                "--steps", 1)
+        assert list(run.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
+    torn = run / "last.safetensors.0a.partial"
+    run.mkdir(parents=True)
+    torn.write_text("of a run that was killed")
+    assert call(train, "--tsv", corpus, "--out", run, *SMALL, "--steps", 1) == 0
+    assert not torn.exists() and (run / "last.safetensors").exists()
+
+
 def limited():
     """In the child: no file may grow beyond 60 kB, as if the disk were full."""
     import resource
@@ -329,6 +434,49 @@ def test_a_full_disk_ends_the_run_and_damages_nothing(corpus, tmp_path):
     assert after.keys() == before.keys()
     for name in ("last.safetensors", "best.safetensors", "source.json", "target.json"):
         assert after[name] == before[name], name
+
+
+def limited_to_5_kb():
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="resource limits are POSIX")
+def test_a_full_disk_behind_tensorboard_ends_the_run_in_a_sentence(corpus, tmp_path):
+    run = tmp_path / "run"
+    arguments = ["--tsv", corpus, "--out", run, *SMALL, "--tensorboard", "--log-every", 1,
+                 "--eval-every", 300, "--steps", 300]
+    process = command("src.train", *arguments, preexec_fn=limited_to_5_kb)
+    status, out, err = finish(process)
+    assert (status, err) == (2, f"src.train: {run / 'tensorboard'}: File too large\n")
+    assert "a new run in" in out
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_behind_each_file_names_it(corpus, tmp_path, capsys, monkeypatch):
+    run, write = tmp_path / "run", Path.write_text
+    arguments = ["--tsv", corpus, "--out", run, *SMALL, "--steps", 1]
+    for name in ("source.json", "model.json", "config.json"):
+
+        def full(path, text, name=name, **kwargs):
+            target = "/dev/full" if path.name.lstrip(".").startswith(name) else path
+            return write(Path(target), text, **kwargs)
+
+        monkeypatch.setattr(Path, "write_text", full)
+        refused(capsys, f"{run / name}: No space left on device", *arguments)
+        monkeypatch.undo()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_the_other_processes_say_so_in_a_sentence_when_the_writer_fails(
+    corpus, tmp_path, capsys, monkeypatch
+):
+    """As in process 1 of two; `test_distributed.py` has them for real."""
+    monkeypatch.setattr(distributed, "is_writer", lambda: False)
+    monkeypatch.setattr(distributed, "any_rank", lambda flag: True)
+    refused(capsys, "process 0 failed while it wrote for all", "--tsv", corpus,
+            "--out", tmp_path / "run", *SMALL, "--steps", 1)
 
 
 # ---------------------------------------------------------------- translating
@@ -381,13 +529,7 @@ def refuses_to_translate(capsys, message, *arguments):
     assert message in error and error.count("\n") == 1
 
 
-@pytest.fixture
-def stdout_kept(monkeypatch):
-    """`main` gives its standard output away after an error; the tests need theirs."""
-    monkeypatch.setattr(translate, "_discard_stdout", lambda: None)
-
-
-def test_bad_input_to_translation(trained, tmp_path, capsys, stdout_kept):
+def test_bad_input_to_translation(trained, tmp_path, capsys):
     run, _ = trained
     out = tmp_path / "out"
     out.write_text("kept")
@@ -398,16 +540,14 @@ def test_bad_input_to_translation(trained, tmp_path, capsys, stdout_kept):
     bad.write_bytes(b"old dog\nd\xf3g\n")
     refuses_to_translate(capsys, "bad, line 2: not UTF-8, invalid continuation byte at byte 1",
                          *base, "--input", bad)
-    bad.write_text("dog " * 300)
-    refuses_to_translate(capsys, "sentences[0] must have at most max_len = 128 tokens", *base,
-                         "--input", bad)
     bad.write_text("old dog\n")
     base += ["--input", bad]
-    refuses_to_translate(capsys, "num_return must be in [1, beam_size = 4], got 9", *base,
-                         "--nbest", 9)
-    refuses_to_translate(capsys, "batch_size must be at least 1, got 0", *base, "--batch-size", 0)
-    refuses_to_translate(capsys, "max_len must be at least 1, got 0", *base, "--max-len", 0)
-    refuses_to_translate(capsys, "--buffer must be at least 1, got 0", *base, "--buffer", 0)
+    refuses_to_translate(capsys, "--nbest must be at most --beam-size = 4, got 9", *base,
+                         "--nbest", 9, "--beam-size", 4)
+    for flag in ("--beam-size", "--nbest", "--max-len", "--batch-size", "--max-tokens", "--buffer"):
+        refuses_to_translate(capsys, f"{flag} must be at least 1, got 0", *base, flag, 0)
+    refuses_to_translate(capsys, "--length-penalty must be finite and not negative, got -1.0",
+                         *base, "--length-penalty=-1")
     refuses_to_translate(capsys, "unrecognized arguments: --fast", *base, "--fast")
     refuses_to_translate(capsys, "--run must say where the trained model is", "--input", bad)
     refuses_to_translate(capsys, "source.json: No such file", "--run", tmp_path)
@@ -418,8 +558,168 @@ def test_bad_input_to_translation(trained, tmp_path, capsys, stdout_kept):
     save_checkpoint(other, model, config=model.config.to_dict())
     refuses_to_translate(capsys, "belongs to another run: its vocabularies have 9 and 8 tokens",
                          *base, "--checkpoint", other)
+    save_file({"a": torch.zeros(1)}, other, {
+        "checkpoint": json.dumps({"format": 1, "config": {}, "state": {}, "aliases": {}})
+    })  # fmt: skip
+    refuses_to_translate(capsys, "other.safetensors holds no translator", *base,
+                         "--checkpoint", other)
     assert out.read_text() == "kept"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "other.safetensors", "out"]
+
+
+def test_a_checkpoint_of_a_run_with_other_words_of_the_same_number_is_refused(tmp_path):
+    runs = [tmp_path / "one", tmp_path / "two"]
+    model = Transformer(TransformerConfig.tiny(6, 6, d_model=12))
+    for run, words in zip(runs, (["dog", "cat"], ["cat", "dog"]), strict=True):
+        run.mkdir()
+        for name in ("source", "target"):
+            WordTokenizer(words if name == "target" else ["a", "b"]).to_file(run / f"{name}.json")
+        save_checkpoint(run / "best.safetensors", model, config=model.config.to_dict())
+    translate.load_run(runs[0])
+    foreign = runs[1] / "best.safetensors"
+    with pytest.raises(CheckpointError, match=f"{foreign} belongs to another run: source.json and"):
+        translate.load_run(runs[0], foreign)
+    old = tmp_path / "old.safetensors"  # written where there were no tokenizers, or long ago
+    save_checkpoint(old, model, config=model.config.to_dict())
+    translate.load_run(runs[0], old)
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["file", "standard input"])
+def test_a_line_that_is_too_long_is_named_before_its_buffer(
+    trained, tmp_path, capsys, monkeypatch, named
+):
+    run, _ = trained
+    text, seen = "old dog\n" * 5 + "dog " * 300 + "\nred cat\n", []
+    file = tmp_path / "in"
+    file.write_text(text)
+    nbest = translate.translate_nbest
+
+    def watched(model, sentences, *args, **kwargs):
+        seen.extend(sentences)
+        return nbest(model, sentences, *args, **kwargs)
+
+    monkeypatch.setattr(translate, "translate_nbest", watched)
+    with open(file) as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        refuses_to_translate(
+            capsys, f"{file if named else 'standard input'}, line 6: 301 tokens, "
+            "but the model takes at most 128", "--run", run, "--device", "cpu", "--buffer", 4,
+            "--output", tmp_path / "out", *(["--input", file] if named else []),
+        )  # fmt: skip
+    assert seen == ["old dog"] * 4  # the first buffer, and nothing of the second
+    assert not (tmp_path / "out").exists()
+
+
+def test_alignments_are_of_words_where_tokens_are_pieces(tmp_path):
+    """Every word is many bytes here: no number may reach beyond the words that one sees."""
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("source", "target"):
+        SubwordTokenizer.train([], 260).to_file(run / f"{name}.json")
+    torch.manual_seed(0)
+    config = TransformerConfig.tiny(260, 260, d_model=12, num_heads=2)
+    save_checkpoint(run / "best.safetensors", Transformer(config), config=config.to_dict())
+    (tmp_path / "in").write_text("small trees « have » houses\n")
+    assert call(translate, "--run", run, "--input", tmp_path / "in", "--output", tmp_path / "out",
+                "--device", "cpu", "--nbest", 3, "--align") == 0
+    for line in (tmp_path / "out").read_text().split("\n")[:3]:
+        _, text, _, alignment = line.split(" ||| ")
+        pairs = [tuple(map(int, pair.split("-"))) for pair in alignment.split()]
+        assert pairs and len(set(pairs)) == len(pairs) and len(text) > len(text.split())
+        assert {t for _, t in pairs} == set(range(len(text.split())))
+        assert all(0 <= s < 6 for s, _ in pairs)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_full_disk_behind_an_output_file(trained, tmp_path, capsys, monkeypatch):
+    run, _ = trained
+    (tmp_path / "in").write_text("old dog\n")
+    out = tmp_path / "out"
+    out.symlink_to("/dev/full")
+    refuses_to_translate(capsys, f"src.translate: {out}: No space left on device", "--run", run,
+                         "--input", tmp_path / "in", "--output", out, "--device", "cpu")
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["in", "out"]
+    assert os.readlink(out) == "/dev/full"
+
+
+def test_links_and_devices_stay_what_they_are(tmp_path):
+    real, link, pipe = tmp_path / "folder" / "real", tmp_path / "link", tmp_path / "pipe"
+    real.parent.mkdir()
+    link.symlink_to(real)
+    for text in (b"new", b"newer"):
+        with translate.output_file(str(link)) as stream:
+            stream.write(text)
+        assert link.is_symlink() and real.read_bytes() == text
+    assert list(real.parent.iterdir()) == [real]
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with translate.output_file(str(pipe)) as stream:
+        stream.write(b"through")
+    assert os.read(reader, 99) == b"through" and pipe.is_fifo()
+    os.close(reader)
+
+
+@pytest.mark.parametrize(("flags", "written"), [
+    ([], ["a ||| b |||", ""]), (["--scores"], ["a || b || ||| -1.0000", " ||| 0.0000"]),
+], ids=str)  # fmt: skip
+def test_every_translation_stays_in_its_line_and_field(
+    trained, tmp_path, monkeypatch, flags, written
+):
+    found = [[Translation("a ||| b\r\n\u2028 |||\n", [4], -1.0)], [Translation("\n", [], 0.0)]]
+    monkeypatch.setattr(translate, "translate_nbest", lambda *args, **kwargs: found)
+    (tmp_path / "in").write_text("old dog\nred cat\n")
+    assert call(translate, "--run", trained[0], "--input", tmp_path / "in", "--device", "cpu",
+                "--output", tmp_path / "out", *flags) == 0
+    assert (tmp_path / "out").read_text() == "".join(line + "\n" for line in written)
+
+
+def test_the_callers_standard_output_outlives_an_error(tmp_path, capfd, monkeypatch):
+    assert call(translate, "--run", tmp_path) == 2
+
+    def broken(options):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(translate, "run", broken)
+    assert call(translate, "--run", tmp_path) == 0
+    os.write(1, b"still here")
+    assert capfd.readouterr().out == "still here"
+
+
+def test_what_was_translated_comes_before_the_message(trained, tmp_path):
+    (tmp_path / "in").write_bytes(b"old dog\nd\xf3g\n")
+    command_line = [sys.executable, "-m", "src.translate", "--run", str(trained[0]),
+                    "--device", "cpu", "--buffer", "1", "--input", str(tmp_path / "in")]
+    buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    result = subprocess.run(command_line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                            timeout=120, env=buffered)
+    first, second = result.stdout.decode().splitlines()
+    assert first and second.startswith(f"src.translate: {tmp_path / 'in'}, line 2: not UTF-8")
+    assert result.returncode == 2
+
+
+def test_a_reader_who_has_seen_enough_ends_it_quietly(trained):
+    end, write = os.pipe()
+    os.close(end)
+    command_line = [sys.executable, "-m", "src.translate", "--run", str(trained[0]),
+                    "--device", "cpu"]
+    result = subprocess.run(command_line, input=b"old dog\n", stdout=write,
+                            stderr=subprocess.PIPE, timeout=120)
+    os.close(write)
+    assert (result.returncode, result.stderr) == (0, b"")
+
+
+def test_a_disk_that_fails_under_the_input_is_not_blamed_on_the_output(tmp_path, unchecked):
+    class Broken(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(OSError) as found, translate.output_file(str(tmp_path / "out")):
+        list(translate.read_lines(io.BufferedReader(Broken()), "some/file"))
+    assert found.value.filename == "some/file"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
@@ -430,4 +730,5 @@ def test_full_disk_behind_standard_output(trained):
             [sys.executable, "-m", "src.translate", "--run", str(run), "--device", "cpu"],
             input="old dog\n", stdout=full, stderr=subprocess.PIPE, text=True, timeout=120,
         )
-    assert (result.returncode, result.stderr) == (2, "src.translate: No space left on device\n")
+    message = "src.translate: standard output: No space left on device\n"
+    assert (result.returncode, result.stderr) == (2, message)

@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import nn
 
 from src.batches import Batch, BucketedBatches
-from src.checkpoints import read_header
+from src.checkpoints import CheckpointError, read_header
 from src.evaluation import switched
 from src.training import (
     Evaluation,
@@ -27,6 +28,7 @@ from src.training import (
     warmup_rate,
     warmup_schedule,
 )
+from src.updates import Updater
 from toy_training import PAD, config, copy_examples, tiny_model, trainer
 
 # ---------------------------------------------------------------- loss
@@ -215,6 +217,12 @@ def test_config_refuses_values_out_of_range(fields, message):
         config(**fields)
 
 
+def test_compile_is_a_yes_or_a_no(unchecked):
+    with pytest.raises(ValueError, match=r"compile must be one of \(False, True\), got 'no'"):
+        config(compile="no")
+    assert "compile" not in config(compile=True).what_decides()  # a run may go on without
+
+
 def test_config_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError, match="steps"):
         config().steps = 3
@@ -355,6 +363,83 @@ def test_half_precision_follows_float32(precision):
     assert [r.grad_norm for r in half] == pytest.approx([r.grad_norm for r in exact], rel=0.1)
 
 
+def test_padding_computed_or_left_out_is_the_same_update():
+    """What an accelerator does, and what a CPU does."""
+    batch = joined(list(BucketedBatches(copy_examples(7), batch_size=1)))
+    assert batch.num_tokens < 0.7 * batch.tgt_out.numel()
+    model, losses, gradients = tiny_model().double(), [], []
+    for packs in (True, False):
+        each = copy.deepcopy(model)
+        updater = Updater(each, config(), pad_id=PAD, device=torch.device("cpu"))
+        assert updater.packs  # on a CPU
+        updater.packs = packs
+        loss = updater._loss(batch)
+        losses.append(loss)
+        gradients.append(torch.autograd.grad(loss, each.parameters()))
+    torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("fields", [{}, {"positions": "rotary"}, {"backend": "explicit"}])
+def test_an_accelerator_need_not_wait_for_any_number(fields):
+    """On the device "meta" there are none: a shape that depended on one would raise."""
+    device = torch.device("meta")
+    updater = Updater(tiny_model(dropout=0.1, **fields), config(), pad_id=PAD, device=device)
+    batch = joined(list(BucketedBatches(copy_examples(7), batch_size=1)))
+    assert updater.update([batch, batch]) == 2 * batch.num_tokens
+    assert all(p.device == device for p in updater.model.parameters())
+    assert updater.loss_sum.device == updater.grad_norm.device == device
+
+
+def test_a_gpu_gets_its_batches_from_pinned_memory():
+    calls = []
+
+    class Spy(Batch):
+        def pin_memory(self):
+            calls.append("pinned")
+            return self
+
+        def to(self, device, non_blocking=False):
+            calls.append((device.type, non_blocking))
+            return self
+
+    batch = Spy(torch.tensor([[3, 2]]), torch.tensor([[1, 6, 2]]))
+    updater = Updater(tiny_model(), config(), pad_id=PAD, device=torch.device("cpu"))
+    updater.to_device(batch)
+    updater.device = torch.device("cuda")
+    updater.to_device(batch)
+    assert calls == [("cpu", False), "pinned", ("cuda", True)]
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_a_model_is_sharded_before_it_is_moved(sharding, tmp_path, monkeypatch):
+    """With copies the whole model is moved; with shards each part when it is cut, none before."""
+    from torch.distributed import fsdp
+
+    calls, shard = [], fsdp.fully_shard
+
+    def spy(part, *, mesh):
+        calls.append((type(part).__name__, mesh.device_type))
+        return shard(part, mesh=mesh)
+
+    monkeypatch.setattr(fsdp, "fully_shard", spy)
+    model = tiny_model()
+    for name in ("to", "_apply"):  # the second is what `.cuda()` and the like come down to
+        monkeypatch.setattr(model, name, lambda *_, name=name: calls.append(name))
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        Updater(model, config(), pad_id=PAD, device=torch.device("cpu"), sharding=sharding)
+    finally:
+        torch.distributed.destroy_process_group()
+    if sharding == "ddp":
+        assert calls == ["to"]
+    else:
+        parts = ["EncoderLayer", "MultiHeadAttention", "FeedForward", "Transformer"]
+        assert calls == [(part, "cpu") for part in parts]
+
+
 def test_weights_stay_in_float32_under_autocast():
     model = tiny_model()
     trainer(model, BucketedBatches(copy_examples(), batch_size=5), precision="bfloat16").fit()
@@ -379,17 +464,22 @@ def test_seconds_end_training():
     assert 0.05 <= run.seconds < 5 and run.step > 0
 
 
-def test_evaluation_time_is_not_training_time():
-    def slow(model):
-        import time
+def test_evaluation_time_is_not_training_time(monkeypatch):
+    clock = [0.0]  # of the test's own, so that a busy machine makes no difference
+    monkeypatch.setattr("src.training.time.perf_counter", lambda: clock[0])
 
-        time.sleep(0.3)
+    def slow(model):
+        clock[0] += 100.0
         return 0.0
 
+    def train(trainer, event):
+        if isinstance(event, Record):
+            clock[0] += 1.0
+
     batches = BucketedBatches(copy_examples(), batch_size=5)
-    run = trainer(tiny_model(), batches, steps=2, eval_every=1, metric=slow)
+    run = trainer(tiny_model(), batches, steps=2, eval_every=1, metric=slow, callbacks=[train])
     run.fit()
-    assert len(run.evaluations) == 2 and run.seconds < 0.3
+    assert len(run.evaluations) == 2 and run.seconds < 100
 
 
 def test_epochs_come_in_new_orders_and_runs_repeat():
@@ -494,6 +584,59 @@ def test_loss_that_is_not_finite_raises_and_is_not_saved(tmp_path):
     fresh = trainer(tiny_model(), batches, directory=tmp_path)
     assert fresh.resume() and fresh.step == 2
     assert all(r.loss == r.loss for r in fresh.history)
+
+
+def test_a_gradient_that_is_not_finite_raises_before_anything_is_saved(tmp_path):
+    """The loss of the update that destroys the weights is still finite."""
+    batches = BucketedBatches(copy_examples(), batch_size=5)
+    model, calls = tiny_model(), []
+
+    def poison(grad):
+        calls.append(1)
+        return grad * math.nan if len(calls) == 3 else grad
+
+    next(model.parameters()).register_hook(poison)
+    run = trainer(model, batches, valid=batches, eval_every=1, directory=tmp_path / "run")
+    with pytest.raises(FloatingPointError, match="norm of the gradients is nan at update 3"):
+        run.fit()
+    for name in ("last", "best"):
+        saved = load_file(tmp_path / "run" / f"{name}.safetensors")
+        assert all(tensor.isfinite().all() for tensor in saved.values())
+    fresh = trainer(tiny_model(), batches, valid=batches, directory=tmp_path / "run")
+    assert fresh.resume() and fresh.step == 2
+
+
+def test_a_run_resumed_at_an_epochs_end_looks_no_second_time(tmp_path):
+    batches = BucketedBatches(copy_examples(), batch_size=5)
+    steps = len(batches)
+
+    def looks(run):
+        return [found.step for found in run.evaluations]
+
+    common = {"valid": batches, "eval_every": None, "patience": 50, "directory": tmp_path}
+    trainer(tiny_model(), batches, steps=steps, **common).fit()
+    resumed = trainer(tiny_model(), batches, steps=3 * steps, **common)
+    assert resumed.resume()
+    resumed.fit()
+    assert looks(resumed) == [steps, 2 * steps, 3 * steps]
+
+
+def test_the_bar_runs_over_seconds_where_these_alone_say_when_to_end(capsys):
+    batches = BucketedBatches(copy_examples(), batch_size=5)
+    settings = config(steps=None, seconds=1.2)
+    Trainer(tiny_model(), batches, settings, pad_id=PAD, device="cpu", progress=True).fit()
+    bar = capsys.readouterr().err
+    assert "2/2" not in bar and "1/2 [" in bar  # seconds, of which the second is not full
+
+
+def test_resume_says_what_it_needs(tmp_path):
+    batches = BucketedBatches(copy_examples(), batch_size=5)
+    with pytest.raises(ValueError, match="path must be given where the trainer has no directory"):
+        trainer(tiny_model(), batches).resume()
+    run = trainer(tiny_model(), batches, valid=batches, steps=2, eval_every=2, directory=tmp_path)
+    run.fit()
+    with pytest.raises(CheckpointError, match="best.safetensors holds weights alone"):
+        run.resume(tmp_path / "best.safetensors")
 
 
 # ---------------------------------------------------------------- evaluation

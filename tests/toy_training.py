@@ -61,47 +61,52 @@ def distributed_batches(seed=4, shuffle=True, **place):
     )
 
 
-def distributed_run(options):
+def distributed_run(*runs):
+    """Train once for each of the ``runs``, in the same processes: a start takes many seconds."""
+    from src import distributed
+
+    with distributed.process_group():
+        for options in runs:
+            distributed_training(options)
+
+
+def distributed_training(options):
     """Train, resuming if there is something, with whatever should go wrong on the way."""
     import os
     import signal
 
     from src import checkpoints, distributed
 
-    with distributed.process_group():
-        place = {"rank": distributed.rank(), "world_size": distributed.world_size()}
-        rank = distributed.rank()
-        settings = config(
-            steps=options["steps"], accumulate=options.get("accumulate", 1), save_every=1,
-            eval_every=5,
-        )  # fmt: skip
+    place = {"rank": distributed.rank(), "world_size": distributed.world_size()}
+    rank = distributed.rank()
+    settings = config(
+        steps=options["steps"], accumulate=options.get("accumulate", 1), save_every=1,
+        eval_every=5,
+    )  # fmt: skip
 
-        def disturb(run, event):
-            if [rank, event.step] == options.get("kill"):
-                os.kill(os.getpid(), signal.SIGKILL)
-            if [rank, event.step] == options.get("interrupt"):
-                run.stop()
-            if rank == 0 and event.step == options.get("fail_to_write"):
-                checkpoints.save_file = full
+    def disturb(run, event):
+        if [rank, event.step] == options.get("kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if [rank, event.step] == options.get("interrupt"):
+            run.stop()
 
-        def full(tensors, filename, metadata):
-            raise checkpoints.SafetensorError("I/O error (os error 28)")
+    def counted(tensors, filename, metadata):
+        nonlocal files
+        files += 1
+        write(tensors, filename, metadata)
 
-        run = Trainer(
-            tiny_model(dropout=options.get("dropout", 0.0), max_len=40),
-            distributed_batches(**place), settings, pad_id=PAD,
-            valid=distributed_batches(shuffle=False, **place), directory=options["directory"],
-            device=options.get("device", "cpu"), sharding=options.get("sharding", "ddp"),
-            callbacks=[disturb], progress=False,
-        )  # fmt: skip
-        run.resume()
-        try:
-            run.fit()
-        except (OSError, RuntimeError) as error:
-            print(f"process {rank} failed with: {getattr(error, 'strerror', error)}",
-                  flush=True)
-            raise
-        if run.stopped:
-            print(f"stopped after {run.step}", flush=True)
-        if distributed.is_writer():
-            print("wrote the last line", flush=True)
+    files, write = 0, checkpoints.save_file
+    checkpoints.save_file = counted
+    run = Trainer(
+        tiny_model(dropout=options.get("dropout", 0.0), max_len=40),
+        distributed_batches(**place), settings, pad_id=PAD,
+        valid=distributed_batches(shuffle=False, **place), directory=options["directory"],
+        device=options.get("device", "cpu"), sharding=options.get("sharding", "ddp"),
+        callbacks=[disturb], progress=False,
+    )  # fmt: skip
+    run.resume()
+    run.fit()
+    checkpoints.save_file = write
+    print(f"process {rank} wrote {files} files", flush=True)
+    if run.stopped:
+        print(f"stopped after {run.step}", flush=True)

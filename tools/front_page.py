@@ -15,7 +15,7 @@ def facts() -> str:
     found = notebooks.findings()
     words = {
         "holds": "hold",
-        "caveat": "hold under a condition that is left out",
+        "caveat": "need a condition that the notes leave out",
         "wrong": "do not hold",
         "measured": "are open and measured",
     }
@@ -24,7 +24,7 @@ def facts() -> str:
         for verdict, what in words.items()
     ]
     return (
-        f"**{len(found)} statements, each an experiment that runs.** "
+        f"**{len(found)} statements from five study notes, each tested by an experiment.** "
         f"{', '.join(counts[:-1])}, {counts[-1]}: [the ledger](/book/claims.md)."
     )
 

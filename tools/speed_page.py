@@ -1,4 +1,7 @@
-"""The tables and plots of the page "How fast is it", made from the committed results."""
+"""The tables and plots of "How fast is it" and "What the paper's training would take".
+
+They are made from the committed results; where a result lacks something, nothing is said of it.
+"""
 
 import io
 import json
@@ -19,6 +22,26 @@ GOALS = {
     "greedy": ("Greedy decoding, 16 sentences × 48 tokens", {"MarianMT": 2.5}),
     "beam": ("Beam of five, the same sentences", {"MarianMT": 2.5}),
 }
+TORCH, MARIAN = "nn.Transformer", "MarianMT"
+# What is asked of a GPU: name, where the number stands in the result, lowest number that will do.
+GPU_GOALS = (
+    ("share of the rate of products, training `base`", ("training", "base", "share"), 0.35),
+    ("share of the rate of products, training `big`", ("training", "big", "share"), 0.5),
+    *(
+        (
+            f"training `{name}` against `nn.Transformer` under autocast",
+            ("training", name, "ratios", TORCH, "median"),
+            1.5,
+        )
+        for name in ("base", "big")
+    ),
+    ("greedy decoding against Marian", ("decoding", "ratios", MARIAN, "median"), 5),
+)
+ATTEMPTS = {
+    "compiled": "the decoder's step compiled by `torch.compile`, lengths left open",
+    "float16 weights": "dense layers with float16 weights (fbgemm)",
+    "W @ x.T": "the output product as `W @ x.T`, without a transposed copy of `W`",
+}
 
 CAPTION = (
     '<figcaption><span class="caption-text">Memory against the number of tokens, on logarithmic'
@@ -35,7 +58,10 @@ def load(name: str) -> dict | None:
 def source(result: dict) -> str:
     """Say where, when and how a result was measured."""
     machine, versions = result["machine"], result["versions"]
-    where = machine.get("gpu") or f"{machine['cpu']}, {_count(machine['threads'], 'thread')}"
+    if result.get("name", "").endswith(("_gpu", "_cuda")):
+        where = machine["gpu"]
+    else:  # a CPU's, also where the machine has a GPU
+        where = f"{machine['cpu']}, {_count(machine['threads'], 'thread')}"
     return (
         f"Measured on {result['date']}: {where}, PyTorch {versions['torch']}, with "
         f"`{result['command']}`."
@@ -53,76 +79,193 @@ def speed() -> str:
             continue
         found = result["data"].get(key, result["data"])
         said = (_verdict(found, goals), _bound(found), source(result))
-        lines += [_ratio_table(found), "", " ".join(filter(None, said)), ""]
-    return "\n".join([*lines, _memory(), _share(), _bfloat16()])
+        lines += [_ratio_table(found), "", " ".join(filter(None, said)), "", *_operators(found)]
+    return "\n".join([*lines, *_attempts(), _memory(), _share(), _bfloat16()])
 
 
 def gpu() -> str:
-    """Return the table of the GPU, or say plainly that nothing was measured."""
+    """Return the goals for a GPU and what was measured, or say plainly that nothing was."""
     result = load("gpu")
+    lines = ["| goal | at least | measured | verdict |", "|---|---|---|---|"]
+    for name, place, goal in GPU_GOALS:
+        found = result and result["data"]
+        for key in place:
+            found = found and found.get(key)
+        form = "{:.0%}" if place[-1] == "share" else "{:.2f} ×"
+        cells = "not measured | "
+        if found:
+            cells = f"{form.format(found)} | {'reached' if found >= goal else '**missed**'}"
+        lines.append(f"| {name} | {form.format(goal)} | {cells} |")
+    lines.append("")
     if result is None:
-        return (
+        lines.append(
             "None of this is measured yet: no GPU was at hand. `python -m benchmarks.speed.gpu` "
             "measures training of `base` and `big` in bfloat16, compiled, beside "
             "`nn.Transformer` under autocast, the share of the rate of matrix products, and greedy "
             "decoding beside Marian's `generate`, in a few minutes on one device; "
-            "`sh tools/gpu.sh` runs the tests marked `gpu` first. Its result appears here."
+            "`sh tools/gpu.sh` also runs the tests marked `gpu` and measures memory and share "
+            "there. The results appear here."
         )
-    data = result["data"]
+    else:
+        lines += [_gpu_table(result["data"]), "", source(result)]
+    for name, section in (("attention_memory_cuda", _memory), ("matmul_share_cuda", _share)):
+        if load(name) is not None:
+            lines += ["", section(name)]
+    return "\n".join(lines)
+
+
+def _gpu_table(data: dict) -> str:
     lines = ["| work | tokens a second | share of products | against |", "|---|---|---|---|"]
     for name, row in data["training"].items():
-        ratio = row["ratios"]["nn.Transformer"]["median"]
         lines.append(
-            f"| training `{name}` | {row['rates']['ours']:,.0f} | {row['share']:.0%} | "
-            f"{ratio:.2f} × `nn.Transformer` |"
+            f"| training `{name}` | {row['rates']['ours']:,.0f} | "
+            f"{row['share']:.0%}{_between(row.get('share_spread'), '{:.0%}')} | "
+            f"{_times(row['ratios'][TORCH])} `nn.Transformer` |"
         )
     row = data["decoding"]
     lines.append(
-        f"| greedy decoding | {row['rates']['ours']:,.0f} | | "
-        f"{row['ratios']['MarianMT']['median']:.2f} × Marian |"
+        f"| greedy decoding | {row['rates']['ours']:,.0f} | | {_times(row['ratios'][MARIAN])} "
+        "Marian |"
     )
-    return "\n".join([*lines, "", source(result)])
+    said = f"Products run at {data['limit'] / 1e12:.0f} TFLOP/s"
+    spread = data.get("limit_spread")
+    if spread:
+        said += f" ({spread['low'] / 1e12:.0f} … {spread['high'] / 1e12:.0f})"
+    return "\n".join([*lines, "", said + "; in brackets the lowest and the highest round."])
+
+
+def _times(ratio: dict) -> str:
+    return f"{ratio['median']:.2f} ×{_between(ratio, '{:.2f}')}"
+
+
+def _between(spread: dict | None, form: str) -> str:
+    if not spread:
+        return ""
+    return f" ({form.format(spread['low'])} … {form.format(spread['high'])})"
 
 
 def plan() -> str:
     """Return what the paper's training takes, on 1, 8 and 64 devices."""
     result = load("plan")
-    data, gpu_result = result["data"], load("gpu")
-    if gpu_result is None:
-        rate, said = 100e12, "at an **assumed** 100 TFLOP/s a device, since no GPU was at hand"
+    if result is None:
+        return _unmeasured("plan")
+    data = result["data"]
+    settings, rows = data["settings"], data["devices"]
+    low, high = (f"{rate / 1e12:.0f}" for rate in data["rates"])
+    if data["measured"]:
+        rates = f"{low} … {high} TFLOP/s, which `base` reached on one device ({{doc}}`how_fast`)"
     else:
-        base = gpu_result["data"]["training"]["base"]
-        rate = base["share"] * gpu_result["data"]["limit"]
-        said = f"at the {rate / 1e12:.0f} TFLOP/s that `base` reaches on one device (above)"
-    settings = data["settings"]
-    lines = [
-        f"The base model has {data['parameters'] / 1e6:.0f} million weights. One target token with "
-        f"its source token costs {data['flops_per_token'] / 1e6:.0f} MFLOP, forwards and "
-        f"backwards, counted by PyTorch's FLOP counter. The paper makes {settings['updates']:,} "
-        f"updates of about {settings['tokens_per_update']:,} target tokens: "
-        f"{data['flops'] / 1e18:.2f} · 10¹⁸ FLOP. Here is what that takes {said}.",
-        "",
-        "| devices | hours | tokens a device and update | weights, gradients, moments a device | "
-        "sent by each device, an update |",
-        "|---|---|---|---|---|",
-    ]
-    for n in settings["devices"]:
-        hours = data["flops"] / rate / n / 3600
-        lines.append(
-            f"| {n} | {hours:.2g} | {settings['tokens_per_update'] / n:,.0f} | "
-            f"{data['state_bytes'] / 2**30:.2f} GiB | "
-            f"{data['sent_bytes'][str(n)] / 2**20:,.0f} MiB |"
-        )
-    lines += [
-        "",
-        "Hours count matrix work alone, divided evenly. With 64 devices each gets a few hundred "
-        "tokens an update, too few to fill it, and every update waits for half a gigabyte of "
-        "gradients: the batch would have to grow, and with it the learning rate's schedule. Eight "
-        "devices are the reasonable choice for this model, as they were for the paper.",
-        "",
-        f"Counted with `{result['command']}`.",
-    ]
+        rates = f"an **assumed** {low} … {high} TFLOP/s, since no GPU was at hand"
+    links = " and ".join(f"{link / 1e9:.0f}" for link in settings["links"])
+    weights = data["parameters"] / 1e6
+    activations, logits = data["activation_bytes_per_token"], data["logit_bytes_per_token"]
+    last = data["last_share"]
+    update = f"{settings['tokens_per_update']:,}".replace(",", "{,}")  # no space in a formula
+    first, split = (rows[str(n)] for n in settings["devices"][:2])
+    devices = settings["devices"][1]
+    accumulated = sum(split[key] for key in ("state_bytes", "activation_bytes", "logit_bytes"))
+    return f"""\
+The base model has {weights:.0f} million weights. One target token with its source token costs
+{data["flops_per_token"] / 1e6:.0f} MFLOP, forwards and backwards, counted by PyTorch's FLOP
+counter. The paper makes {settings["updates"]:,} updates of about
+{settings["tokens_per_update"]:,} target tokens: {data["flops"] / 1e18:.2f} · 10¹⁸ FLOP. A device
+computes at {rates}. Each device sends at {links} GB/s: two assumptions, for a network between
+machines and for links within one.
+
+## Memory
+
+{_plan_memory(rows)}
+
+Of $N$ devices each sees $n = {update} / N$ tokens an update, and holds
+
+* $16 P$ bytes of **state** for $P$ weights: float32 weights, gradients and Adam's two moments. With
+  FSDP each device keeps its share alone, $16 P / N$; weights fetched for the layer at work, among
+  them the shared embedding, are not counted;
+* $a \\cdot n$ bytes of **activations**, which backward needs again; hooks on saved tensors count
+  $a$ = {activations / 1e3:.0f} kB a token, in float32 and without padding. It grows with the number
+  of tokens, not with the square of a sentence's length, since attention is fused;
+* $12 V \\cdot n$ bytes of **logits** for a vocabulary of $V$ = {settings["vocab_size"]:,}: logits,
+  their log-softmax and their gradient, {logits / 1e3:.0f} kB a token.
+
+Under autocast many of the activations take two bytes a number instead of four; padding and what
+kernels need while they run come on top. **Accumulation** cuts activations and logits, not the
+state: an update made of $k$ batches holds $1/k$ of both at a time. With {devices} batches an
+update, one device needs
+{_gib(accumulated)} instead of {_gib(_total(first))}: as much as each of {devices} devices
+without it.
+
+## Messages
+
+{_plan_messages(rows)}
+
+DDP adds the gradients up once an update, however many batches it accumulates: a ring sends
+$2 (N - 1) / N$ times the $4 P$ bytes of the gradients from each device. FSDP sends at most
+$3 (N - 1) / N$ times $4 P$ bytes: the weights before forward and again before backward, and the
+gradients.
+
+## Hours
+
+{_plan_hours(rows)}
+
+**Efficiency** is computing over computing and waiting. While backward runs, two thirds of the
+computing, DDP sends what is ready. The gradient of the shared embedding, {last:.0%} of all, is
+ready last, since it belongs to the output matrix and to the first layer: sending it is never
+hidden. Worst is the fastest device on the slowest link, best the reverse; the hours are those of
+{settings["updates"]:,} updates, waiting included, and nothing but matrix products counts as
+computing.
+
+With 64 devices each gets a few hundred tokens an update, too few to fill it, and waits for half a
+gigabyte of gradients. The batch would have to grow, and with it the learning rate's schedule. Eight
+devices within one machine are the reasonable choice for this model, as they were for the paper.
+
+Counted with `{result["command"]}`."""
+
+
+def _total(row: dict) -> float:
+    return row["state_bytes"] + row["activation_bytes"] + row["logit_bytes"]
+
+
+def _plan_memory(rows: dict[str, dict]) -> str:
+    lines = ["| devices | tokens each | state | activations | logits | together | with FSDP |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for n, row in rows.items():
+        sharded = _total(row) - row["state_bytes"] + row["sharded_state_bytes"]
+        sizes = (row["state_bytes"], row["activation_bytes"], row["logit_bytes"], _total(row))
+        cells = " | ".join(map(_gib, (*sizes, sharded)))
+        lines.append(f"| {n} | {row['tokens']:,.0f} | {cells} |")
     return "\n".join(lines)
+
+
+def _plan_messages(rows: dict[str, dict]) -> str:
+    lines = ["| devices | sent by each, an update (DDP) | milliseconds | state each with FSDP |"]
+    lines[0] += " sent with FSDP |"
+    lines.append("|---|---|---|---|---|")
+    for n, row in rows.items():
+        lines.append(
+            f"| {n} | {row['sent_bytes'] / 2**20:,.0f} MiB | {_range(row['seconds_sent'], 1e3)} | "
+            f"{_gib(row['sharded_state_bytes'])} | {row['sharded_sent_bytes'] / 2**20:,.0f} MiB |"
+        )
+    return "\n".join(lines)
+
+
+def _plan_hours(rows: dict[str, dict]) -> str:
+    lines = ["| devices | computing, ms an update | sending, ms an update | efficiency | hours |"]
+    lines.append("|---|---|---|---|---|")
+    for n, row in rows.items():
+        efficiency = " … ".join(dict.fromkeys(f"{value:.0%}" for value in row["efficiency"]))
+        lines.append(
+            f"| {n} | {_range(row['seconds_computed'], 1e3)} | {_range(row['seconds_sent'], 1e3)} "
+            f"| {efficiency} | {_range(row['hours'])} |"
+        )
+    return "\n".join(lines)
+
+
+def _range(values: list[float], factor: float = 1) -> str:
+    return " … ".join(dict.fromkeys(f"{factor * value:.2g}" for value in values))
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"
 
 
 def _ratio_table(found: dict) -> str:
@@ -151,19 +294,65 @@ def _bound(found: dict) -> str:
     seconds, products = found["seconds"], found["product_seconds"]
     share = products / median(seconds["ours"])
     bound = median(seconds["MarianMT"]) / products
-    rate = found["product_flops"] / products / 1e9
-    return (
+    said = (
         f"Matrix products are {share:.0%} of our time; with nothing else around them the ratio "
-        f"would be {bound:.1f} ×. With so few rows they run at {rate:.0f} GFLOP/s."
+        f"would be {bound:.1f} ×."
     )
+    if "product_flops" in found:
+        rate = found["product_flops"] / products / 1e9
+        said += f" With so few rows they run at {rate:.0f} GFLOP/s."
+    return said
 
 
-def _memory() -> str:
-    result = load("attention_memory")
+def _operators(found: dict) -> list[str]:
+    """List what our time goes into, where that is known."""
+    if "operators" not in found:
+        return []
+    lines = ["| operator | share of our time |", "|---|---|"]
+    for name, share in found["operators"].items():
+        lines.append(f"| {name if name == 'rest' else f'`{name}`'} | {share:.0%} |")
+    return [*lines, ""]
+
+
+def _attempts() -> list[str]:
+    """Tell what was tried for decoding and what it gave, where it was measured."""
+    result = load("decoding_attempts")
     if result is None:
-        return f"### Memory against length\n\n{_unmeasured('attention_memory')}\n"
+        return []
+    data = result["data"]
+    lines = ["### What was tried for decoding", ""]
+    lines.append(
+        "| attempt | greedy, × without it | greedy, × Marian | beam, × without it | beam, × Marian "
+        "| first call |"
+    )
+    lines.append("|---|---|---|---|---|---|")
+    for name, said in ATTEMPTS.items():
+        if name not in data["greedy"]["ratios"]:
+            continue
+        ratios = [
+            _times(data[kind]["ratios"][name][other])
+            for kind in ("greedy", "beam")
+            for other in ("plain", MARIAN)
+        ]
+        first = sum(data[kind]["first_call"][name] for kind in ("greedy", "beam"))
+        lines.append(f"| {said} | {' | '.join(ratios)} | {first:.1f} s |")
+    lines += [
+        "",
+        "A number above 1 is faster; in brackets the lowest and the highest round. The first call "
+        "includes compiling or packing, for both ways of decoding together. The package has none "
+        "of these. " + source(result),
+        "",
+    ]
+    return lines
+
+
+def _memory(name: str = "attention_memory") -> str:
+    result = load(name)
+    title = f"### Memory against length{_where(name)}\n"
+    if result is None:
+        return f"{title}\n{_unmeasured(name)}\n"
     found = result["data"]["bytes"]
-    lines = ["### Memory against length", ""]
+    lines = [title]
     lines += [_plot(found), ""]
     lines += ["| tokens | fused (`sdpa`) | explicit |", "|---|---|---|"]
     for n in found["sdpa"]:
@@ -174,10 +363,26 @@ def _memory() -> str:
         "",
         "One head attends forwards and backwards; each row is a fresh process. The explicit "
         "backend keeps a weight for every pair of tokens, four times as much for twice the "
-        "length; the fused one keeps what is as long as the sentence. " + source(result),
+        "length; the fused one keeps what is as long as the sentence, beside a fixed part that "
+        "shows in short ones. " + _slopes(result["data"].get("slopes")) + source(result),
         "",
     ]
     return "\n".join(lines)
+
+
+def _slopes(slopes: dict[str, float] | None) -> str:
+    """Say which power of the length memory grows with, where that was fitted."""
+    said = []
+    for backend, goal, word in (("sdpa", 1, "linear"), ("explicit", 2, "quadratic")):
+        if slopes and backend in slopes:
+            verdict = word if round(slopes[backend]) == goal else f"**not {word}**"
+            name = "fused" if backend == "sdpa" else backend
+            said.append(f"{name}: {verdict}, slope {slopes[backend]:.1f}")
+    return f"On the logarithmic axes, {'; '.join(said)}. " if said else ""
+
+
+def _where(name: str) -> str:
+    return " on the GPU" if name.endswith("_cuda") else ""
 
 
 def _plot(found: dict[str, dict[str, int]]) -> str:
@@ -206,22 +411,35 @@ def _plot(found: dict[str, dict[str, int]]) -> str:
     return f"```{{raw}} html\n<figure>{svg}{CAPTION}</figure>\n```"
 
 
-def _share() -> str:
-    result = load("matmul_share")
-    title = "### Share of the machine's own rate of matrix products\n"
+def _share(name: str = "matmul_share") -> str:
+    result = load(name)
+    title = f"### Share of the machine's own rate of matrix products{_where(name)}\n"
     if result is None:
-        return f"{title}\n{_unmeasured('matmul_share')}\n"
+        return f"{title}\n{_unmeasured(name)}\n"
     lines = [title, "| precision | products | training `base` | share | tokens a second |"]
     lines.append("|---|---|---|---|---|")
-    for name, row in result["data"]["precisions"].items():
+    found = result["data"]["precisions"]
+    for precision, row in found.items():
+        spread = row.get("spread", {})
         lines.append(
-            f"| {name} | {row['limit'] / 1e9:,.0f} GFLOP/s | {row['rate'] / 1e9:,.0f} GFLOP/s | "
-            f"{row['share']:.0%} | {row['tokens_per_second']:,.0f} |"
+            f"| {precision} | {row['limit'] / 1e9:,.0f} GFLOP/s | "
+            f"{row['rate'] / 1e9:,.0f} GFLOP/s | "
+            f"{row['share']:.0%}{_between(spread.get('share'), '{:.0%}')} | "
+            f"{row['tokens_per_second']:,.0f} |"
         )
-    share = result["data"]["precisions"]["float32"]["share"]
-    word = "reached" if share >= 0.6 else "**missed**"
-    lines += ["", f"Goal: 60 %; {word} in float32 with {share:.0%}. " + source(result), ""]
-    return "\n".join(lines)
+    if "bfloat16" not in found:
+        device = "device" if _where(name) else "processor"
+        lines.append(f"| bfloat16 | not measured: this {device} has no instructions for it | | | |")
+    said = []
+    share = found["float32"]["share"]
+    if not _where(name):
+        word = "reached" if share >= 0.6 else "**missed**"
+        said.append(f"Goal: 60 %; {word} in float32 with {share:.0%}.")
+    if "spread" in found["float32"]:
+        said.append("In brackets the lowest and the highest round.")
+    else:
+        said.append(f"Each rate is the best of {result['data']['settings']['rounds']} rounds.")
+    return "\n".join([*lines, "", " ".join([*said, source(result)]), ""])
 
 
 def _bfloat16() -> str:

@@ -8,11 +8,13 @@ would pass the limit.
     python -m benchmarks.speed.attention_memory --toy   seconds; saves nothing
 """
 
+import math
 import re
 import resource
 import subprocess
 import sys
 from pathlib import Path
+from statistics import linear_regression
 
 import torch
 
@@ -70,7 +72,16 @@ def compare(settings: dict) -> dict:
             run = subprocess.run(command, capture_output=True, text=True, check=True)
             sizes[str(length)] = int(run.stdout)
             print(f"{backend:9} n = {length:6}: {sizes[str(length)] / 2**20:8.1f} MiB")
-    return {"bytes": found}
+    slopes = {backend: slope(sizes) for backend, sizes in found.items() if len(sizes) > 1}
+    for backend, value in slopes.items():
+        print(f"{backend:9} grows as n to the power {value:.2f}")
+    return {"bytes": found, "slopes": slopes}
+
+
+def slope(sizes: dict[str, int]) -> float:
+    """Exponent of the power law that fits best: 1 is linear, 2 quadratic."""
+    lengths = [math.log(int(n)) for n in sizes]
+    return linear_regression(lengths, [math.log(max(b, 1)) for b in sizes.values()]).slope
 
 
 if __name__ == "__main__":
@@ -79,4 +90,4 @@ if __name__ == "__main__":
         torch.set_num_threads(1)
         print(peak(backend, int(length), int(width)))
     else:
-        measure.run("speed_attention_memory", __doc__, compare, FULL, TOY)
+        measure.run("speed_attention_memory", __doc__, compare, FULL, TOY, cuda=FULL)

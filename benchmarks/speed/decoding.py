@@ -1,8 +1,9 @@
 """Decoding 16 sentences for 48 steps, greedily and with a beam of five, beside the peers.
 
 Weights are random and the end of a sentence is forbidden, so that every model makes exactly as
-many tokens. `nn.Transformer` keeps no cache and brings no search. The profiler tells how much of our
-time goes into matrix products, which every library needs: what is left is all that can be saved.
+many tokens. `nn.Transformer` keeps no cache and brings no search. The profiler tells how much of
+our time goes into matrix products, which every library needs: what is left is all that can be
+saved.
 Their number of operations tells how far they are from the rate of large matrices.
 
     python -m benchmarks.speed.decoding         a few minutes
@@ -10,6 +11,7 @@ Their number of operations tells how far they are from the rate of large matrice
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from statistics import median
@@ -32,12 +34,26 @@ TOY = {
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 
 
-def product_seconds(call: Callable[[], object]) -> float:
-    """Processor time of the matrix products within a call, in seconds."""
+def operator_seconds(call: Callable[[], object]) -> dict[str, float]:
+    """Processor time of each operator within a call, without those it calls, in seconds."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         call()
-    events = profiler.key_averages()
-    return sum(e.self_cpu_time_total for e in events if e.key in PRODUCTS) / 1e6
+    return {event.key: event.self_cpu_time_total / 1e6 for event in profiler.key_averages()}
+
+
+def product_seconds(operators: dict[str, float]) -> float:
+    """The part of it that is spent in matrix products."""
+    return sum(operators.get(name, 0.0) for name in PRODUCTS)
+
+
+def shares(profiles: list[dict[str, float]], kept: int = 6) -> dict[str, float]:
+    """Shares of the operators that take most, and of the rest."""
+    total: Counter[str] = Counter()
+    for operators in profiles:
+        total.update(operators)
+    whole = total.total()
+    found = {name: seconds / whole for name, seconds in total.most_common(kept)}
+    return found | {"rest": max(0.0, 1 - sum(found.values()))}
 
 
 def product_flops(call: Callable[[], object]) -> int:
@@ -73,14 +89,16 @@ def compare(settings: dict) -> dict:
         seconds = measure.interleave(calls, settings["rounds"])
         print(kind)
         measure.report(seconds, "ours", tokens, "tokens/s")
+        profiles = [operator_seconds(calls["ours"]) for _ in range(settings["rounds"])]
         found[kind] = {
             "seconds": seconds, "rates": measure.rates(seconds, tokens),
             "ratios": measure.ratios(seconds, "ours"),
-            "product_seconds": median(
-                product_seconds(calls["ours"]) for _ in range(settings["rounds"])
-            ),
+            "product_seconds": median(map(product_seconds, profiles)),
             "product_flops": product_flops(calls["ours"]),
+            "operators": shares(profiles),
         }
+        for name, share in found[kind]["operators"].items():
+            print(f"{share:6.1%} {name}")
     return found
 
 

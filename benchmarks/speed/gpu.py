@@ -51,9 +51,13 @@ def compare(settings: dict) -> dict:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and settings["backend"] != "eager":
         raise SystemExit("no CUDA device is here: run it on a machine with a GPU, or with --toy")
-    limit = product_rate(settings["square"], device, settings["rounds"])
-    print(f"matrix products in bfloat16: {limit / 1e12:.1f} TFLOP/s")
-    found = {"limit": limit, "training": {}}
+    rates = product_rate(settings["square"], device, settings["rounds"])
+    limit = rates["median"]
+    print(
+        f"matrix products in bfloat16: {limit / 1e12:.1f} TFLOP/s "
+        f"({rates['low'] / 1e12:.1f} … {rates['high'] / 1e12:.1f})"
+    )
+    found = {"limit": limit, "limit_spread": rates, "training": {}}
     for name, fields in settings["models"].items():
         found["training"][name] = training(settings, peers.Size(**fields), device, limit)
     first = peers.Size(**next(iter(settings["models"].values())))
@@ -62,11 +66,11 @@ def compare(settings: dict) -> dict:
     return found
 
 
-def product_rate(n: int, device: str, rounds: int) -> float:
-    """FLOP/s of one square product in bfloat16, the best of several."""
+def product_rate(n: int, device: str, rounds: int) -> dict[str, float]:
+    """FLOP/s of one square product in bfloat16: median, lowest and highest round."""
     a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
-    seconds = measure.interleave({"product": lambda: a @ b}, rounds + 3)
-    return 2 * n**3 / min(seconds["product"])
+    seconds = measure.interleave({"product": lambda: a @ b}, rounds, warmup=3)
+    return measure.spread([2 * n**3 / time for time in seconds["product"]])
 
 
 def training(settings: dict, size: peers.Size, device: str, limit: float) -> dict:
@@ -84,11 +88,16 @@ def training(settings: dict, size: peers.Size, device: str, limit: float) -> dic
     steps = {n: peers.trainer(m, [batch], torch.bfloat16) for n, m in models.items()}
     seconds = measure.interleave(steps, settings["rounds"], warmup=3)
     measure.report(seconds, "ours", batch.num_tokens, "tokens/s")
-    share = counter.get_total_flops() / min(seconds["ours"]) / limit
-    print(f"share of the rate of matrix products: {share:.0%}")
+    work = counter.get_total_flops()
+    share = measure.spread([work / time / limit for time in seconds["ours"]])
+    print(
+        f"share of the rate of matrix products: {share['median']:.0%} "
+        f"({share['low']:.0%} … {share['high']:.0%})"
+    )
     return {
         "seconds": seconds, "rates": measure.rates(seconds, batch.num_tokens),
-        "ratios": measure.ratios(seconds, "ours"), "share": share,
+        "ratios": measure.ratios(seconds, "ours"), "share": share["median"],
+        "share_spread": share,
     }  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def ratios(seconds: Mapping[str, list[float]], ours: str) -> dict[str, dict[str,
     found = {}
     for name, times in seconds.items():
         each = [theirs / own for theirs, own in zip(times, seconds[ours], strict=True)]
-        found[name] = {"median": statistics.median(each), "low": min(each), "high": max(each)}
+        found[name] = spread(each)
     return found
 
 
@@ -88,7 +88,20 @@ def report(seconds: Mapping[str, list[float]], ours: str, work: float, unit: str
         )
 
 
-def run(name: str, doc: str, measure: Callable[[dict], dict], full: dict, toy: dict) -> None:
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, lowest and highest of what the rounds gave."""
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def run(
+    name: str,
+    doc: str,
+    measure: Callable[[dict], dict],
+    full: dict,
+    toy: dict,
+    cuda: dict | None = None,
+    of_size: tuple[str, ...] = (),
+) -> None:
     """The command line of every benchmark: parse, measure, print the machine, save.
 
     Args:
@@ -97,19 +110,31 @@ def run(name: str, doc: str, measure: Callable[[dict], dict], full: dict, toy: d
         measure: Takes the settings, prints and returns what is to be saved.
         full: Settings of a real measurement.
         toy: Settings that show in seconds that the script runs.
+        cuda: For what runs on a GPU where there is one: settings of a real measurement there,
+            whose result is ``<name>_cuda.json``, so that the CPU's stays.
+        of_size: Numbers of ``size`` that an option may change; then save into a folder of yours.
     """
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (%(default)s)")
     parser.add_argument("--rounds", type=int, help=f"timed rounds ({full.get('rounds')})")
     parser.add_argument("--toy", action="store_true", help="seconds only; saves nothing")
     parser.add_argument("--out", help="folder of the result, instead of the package's own")
+    for field in of_size:
+        parser.add_argument(f"--{field}", type=float, help="of all models; give --out, too")
     args = parser.parse_args()
     if args.threads < 1:
         parser.error(f"--threads must be at least 1, but is {args.threads}")
     if args.rounds is not None and args.rounds < 1:
         parser.error(f"--rounds must be at least 1, but is {args.rounds}")
+    changed = {f: getattr(args, f) for f in of_size if getattr(args, f) is not None}
+    if changed and not (args.toy or args.out):
+        parser.error(f"--{next(iter(changed))} needs --out: the page shows the usual setting")
     torch.set_num_threads(args.threads)
+    if cuda is not None and torch.cuda.is_available():
+        name, full = f"{name}_cuda", cuda
     settings = dict(toy if args.toy else full)
+    if changed:
+        settings["size"] = settings["size"] | changed
     if args.rounds is not None:
         settings["rounds"] = args.rounds
     machine = results.environment(PEERS)

@@ -1,6 +1,7 @@
 """Training on identical padded batches: real target tokens a second, ours beside three peers.
 
     python -m benchmarks.speed.training         a few minutes
+    python -m benchmarks.speed.training --dropout 0 --out FOLDER   without dropout in any model
     python -m benchmarks.speed.training --toy   seconds; saves nothing
 """
 
@@ -43,4 +44,4 @@ def compare(settings: dict) -> dict:
 
 
 if __name__ == "__main__":
-    measure.run("speed_training", __doc__, compare, FULL, TOY)
+    measure.run("speed_training", __doc__, compare, FULL, TOY, of_size=("dropout",))

@@ -18,6 +18,9 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 2e-2, tor
 # The hint of all cases in float64.
 FLOAT64 = "keep the dtype of the arguments: `torch.zeros(n)` alone is float32"
 
+# The hint of all cases where the allowed scores lie below any fill but -inf.
+LOWEST = "a forbidden key must not win: fill with -inf, not with some negative number"
+
 UNCHANGED = "the arguments are left as they were"
 HELP = (
     " – work on a copy: `masked_fill` instead of `masked_fill_`, `x = x + y` instead of `x += y`, "

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from src.checks.engine import FLOAT64, Case, Wrong, run
+from src.checks.engine import FLOAT64, LOWEST, Case, Wrong, run
 from src.functional import attention, masked_softmax
 from src.pooling import leave_one_out_mask, nadaraya_watson
 from src.scoring import AdditiveScore, DotScore, attend
@@ -130,10 +130,7 @@ def check_masked_softmax(function: Callable) -> None:
                 "the mask (B, 1, S) must broadcast: `masked_fill` and `where` do it",
             ),
             Case("a row whose keys are all masked", (scores, empty), EMPTY),
-            Case(
-                "allowed scores of -3 million", (low, few),
-                "a forbidden key must not win: fill with -inf, not with some negative number",
-            ),
+            Case("allowed scores of -3 million", (low, few), LOWEST),
             Case("scores of several hundreds", (400 * scores, mask), LARGE),
             Case(
                 "float16", (scores.half(), mask),
@@ -252,6 +249,8 @@ def check_additive_step(function: Callable) -> None:
         w_q, w_k, w = torch.randn(2, 5), torch.randn(2, 11), torch.randn(2)
         full = torch.ones(3, 7, dtype=torch.bool)
         padded = torch.arange(7) < torch.tensor([7, 4, 1])[:, None]
+        first = torch.arange(7).expand(3, 7) < 1
+        low = (10 * w_q.abs(), w_k, -1e10 * w.abs())  # tanh is 1 here
         floats = (state, memory, w_q, w_k, w)
         wide = [x.double() for x in floats]
         tanh = "tanh of the sum of both projections; then w; softmax over the tokens; then memory"
@@ -265,6 +264,7 @@ def check_additive_step(function: Callable) -> None:
             ),
             Case("one token", (state, memory[:, :1], full[:, :1], w_q, w_k, w), "weight 1, (B, 1)"),
             Case("scores of several hundreds", (state, memory, padded, w_q, w_k, 400 * w), LARGE),
+            Case("allowed scores of -10 billion", (state.abs(), memory, first, *low), LOWEST),
             Case("float64", (*wide[:2], padded, *wide[2:]), FLOAT64),
             Case(
                 "gradients", (state, memory, padded, w_q, w_k, w), "all weights learn from it",

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from src.checks.engine import FLOAT64, Case, run
+from src.checks.engine import FLOAT64, LOWEST, Case, run
 from src.multihead import MultiHeadAttention
 from src.optimization import token_loss
 
@@ -118,6 +118,8 @@ def check_multi_head_attention(function: Callable) -> None:
         x, matrices = torch.randn(2, 5, 21), tuple(torch.randn(4, 21, 21) / 21**0.5)
         full = torch.ones(2, 1, 5, dtype=torch.bool)
         padded = torch.arange(5) < torch.tensor([5, 2])[:, None, None]
+        first = torch.arange(5).expand(2, 1, 5) < 1
+        low = (1e10 * matrices[0], *matrices[1:])
         wide = tuple(m.double() for m in matrices)
         heads = "(B, T, D) to (B, H, T, K) and back; scale 1/sqrt(K); softmax over the keys"
         mask = "the mask (B, 1, T) needs an axis for the heads; -inf before the softmax"
@@ -126,6 +128,7 @@ def check_multi_head_attention(function: Callable) -> None:
             Case("3 heads", (x, *matrices, 3, full), heads),
             Case("padding", (x, *matrices, 3, padded), mask),
             Case("as many tokens as heads", (x[:, :3], *matrices, 3, padded[..., :3]), mask),
+            Case("allowed scores of -10 billion", (x, *low, 3, first), LOWEST),
             Case("float64", (x.double(), *wide, 7, padded), FLOAT64),
             Case(
                 "gradients", (x, *matrices, 3, padded), "all four matrices learn",
