@@ -308,7 +308,7 @@ def _operators(found: dict) -> list[str]:
     """List what our time goes into, where that is known."""
     if "operators" not in found:
         return []
-    lines = ["| operator | share of our time |", "|---|---|"]
+    lines = ["| operator | share of the time within operators |", "|---|---|"]
     for name, share in found["operators"].items():
         lines.append(f"| {name if name == 'rest' else f'`{name}`'} | {share:.0%} |")
     return [*lines, ""]
