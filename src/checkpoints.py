@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from src.distributed import gather, on_writer, rank
-from src.options import replacing
+from src.files import replacing
 
 FORMAT = 1
 # Whole tensors on the host, whatever the sharding; moments are named by their parameter.

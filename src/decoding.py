@@ -34,6 +34,7 @@ __all__ = [
 
 Real = float | int
 NEVER = float("-inf")
+LARGEST_PENALTY = 10  # what is divided by more may overflow float32
 
 
 @runtime_checkable
@@ -299,8 +300,10 @@ def beam_search(
         raise ValueError(f"beam_size must be at least 1, but is {beam_size}")
     if not 1 <= num_return <= beam_size:
         raise ValueError(f"num_return must be in [1, beam_size={beam_size}], but is {num_return}")
-    if not 0 <= length_penalty <= 10:
-        raise ValueError(f"length_penalty must be in [0, 10], but is {length_penalty}")
+    if not 0 <= length_penalty <= LARGEST_PENALTY:
+        raise ValueError(
+            f"length_penalty must be in [0, {LARGEST_PENALTY}], but is {length_penalty}"
+        )
     search = _BeamSearch(rules, beam_size, length_penalty, num_return)
     tokens = rules.first_tokens()
     while len(tokens):

@@ -101,12 +101,16 @@ def gather(state: Tensor) -> list[Tensor]:
     return parts
 
 
+class WriterFailed(RuntimeError):
+    """What the other processes raise when the one that writes has failed."""
+
+
 def on_writer(action: Callable[[], Any]) -> None:
     """Run ``action`` in one process, and fail in all of them if it fails there.
 
     Raises:
         Exception: In the writer, what ``action`` raised.
-        RuntimeError: In the others, that the writer failed.
+        WriterFailed: In the others.
     """
     error: Exception | None = None
     if is_writer():
@@ -118,7 +122,7 @@ def on_writer(action: Callable[[], Any]) -> None:
     if error is not None:
         raise error
     if failed:
-        raise RuntimeError("process 0 failed while it wrote for all: see its message")
+        raise WriterFailed("process 0 failed while it wrote for all: see its message")
 
 
 def wrap(

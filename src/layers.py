@@ -3,13 +3,13 @@
 import math
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from src.cache import KVCache
 from src.config import TransformerConfig
+from src.ids import check_ids
 from src.multihead import MultiHeadAttention
 from src.packing import Packing
 from src.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
@@ -76,12 +76,7 @@ class Embeddings(nn.Module):
                 f"max_len is {self.max_len}, but the sequence reaches position "
                 f"{offset + ids.shape[1] - 1}"
             )
-        if ids.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = (int(end) for end in ids.aminmax())
-            if low < 0 or high >= self.tokens.num_embeddings:
-                raise ValueError(
-                    f"ids must lie in 0 … {self.tokens.num_embeddings - 1}, but span {low} … {high}"
-                )
+        check_ids("ids", ids, self.tokens.num_embeddings)
 
 
 class FeedForward(nn.Module):

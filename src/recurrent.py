@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from src.functional import masked_softmax
+from src.ids import check_ids
 from src.masks import padding_mask
 from src.recurrent_config import RecurrentConfig
 from src.scoring import AdditiveScore, BilinearScore, DotScore, ScaledDotScore
@@ -319,10 +320,4 @@ def _check_rows(src: Tensor, tgt: Tensor) -> None:
 def _check_ids(name: str, ids: Tensor, embedding: nn.Embedding) -> None:
     if ids.numel() == 0:
         raise ValueError(f"{name} must hold at least one token, but has shape {tuple(ids.shape)}")
-    if ids.device.type == "cpu" and not torch.compiler.is_compiling():
-        low, high = (int(end) for end in ids.aminmax())
-        if low < 0 or high >= embedding.num_embeddings:
-            raise ValueError(
-                f"{name} must hold ids in 0 … {embedding.num_embeddings - 1}, "
-                f"but spans {low} … {high}"
-            )
+    check_ids(f"{name} ids", ids, embedding.num_embeddings)

@@ -7,7 +7,6 @@ the sentences that they are given and from nothing else: give them the training 
 import json
 import re
 import unicodedata
-import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
@@ -17,6 +16,8 @@ from typing import Any, ClassVar
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from torch import Tensor
+
+from src.files import replacing
 
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 
@@ -106,14 +107,9 @@ class Tokenizer(ABC):
 
     def to_file(self, path: str | Path) -> None:
         """Write the tokenizer to a JSON file, whole or not at all."""
-        path = Path(path)
-        part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
         text = json.dumps({"tokenizer": self.kind, "state": self._state()}, ensure_ascii=False)
-        try:
+        with replacing(path) as part:
             part.write_text(text, encoding="utf-8")
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Tokenizer":

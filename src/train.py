@@ -42,7 +42,8 @@ from src.data import (
     split_pairs,
 )
 from src.evaluation import BLEUScore, corpus_bleu, translate
-from src.options import complain, in_flags, naming, write_json
+from src.files import naming
+from src.options import complain, in_flags, write_json
 from src.train_options import (
     BATCHES,
     TOKENIZERS,
@@ -90,8 +91,7 @@ def make_tokenizers(options: dict[str, Any], train: Sequence[Pair]) -> list[Toke
         out.mkdir(parents=True, exist_ok=True)
         for side, name in enumerate(("source", "target")):
             sentences = [pair[side] for pair in train]
-            with naming(out / f"{name}.json"):
-                made.train(sentences, options["vocab_size"]).to_file(out / f"{name}.json")
+            made.train(sentences, options["vocab_size"]).to_file(out / f"{name}.json")
 
     distributed.on_writer(learn)
     tokenizers = [made.from_file(out / f"{name}.json") for name in ("source", "target")]
@@ -328,14 +328,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             with undone(out):
                 trainer, finish = prepare(options)
             return train(trainer, finish)
-    except (OSError, AssetError) as error:
+    except (OSError, AssetError, distributed.WriterFailed) as error:
         return complain(PROGRAM, error)
     except ValueError as error:
         return complain(PROGRAM, ValueError(in_flags(str(error), build_parser("").defaults)))
-    except RuntimeError as error:
-        if "process 0 failed while it wrote for all" not in str(error):
-            raise
-        return complain(PROGRAM, error)
     except KeyboardInterrupt:
         complain(PROGRAM, InterruptedError("interrupted before anything was there to save"))
         return 128 + signal.SIGINT

@@ -8,7 +8,6 @@ white space sets apart in the source line and in the translation. White space in
 written as one space, so that it stays in its line, and among fields its word ``|||`` as ``||``.
 """
 
-import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,9 +20,11 @@ from torch import nn
 
 from src.checkpoints import CheckpointError, load_checkpoint, read_header, vocabularies
 from src.data import Tokenizer, encode_source
+from src.decoding import LARGEST_PENALTY
 from src.distributed import pick_device
 from src.evaluation import Translation, align_words, translate_nbest
-from src.options import Parser, complain, naming, replacing
+from src.files import naming, replacing
+from src.options import Parser, complain
 from src.transformer import Transformer, TransformerConfig
 
 PROGRAM = "src.translate"
@@ -215,9 +216,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"--nbest must be at most --beam-size = {options['beam_size']}, "
             f"got {options['nbest']}"
         )
-    if not 0 <= options["length_penalty"] < math.inf:
+    if not 0 <= options["length_penalty"] <= LARGEST_PENALTY:
         parser.error(
-            f"--length-penalty must be finite and not negative, got {options['length_penalty']}"
+            f"--length-penalty must be in [0, {LARGEST_PENALTY}], got {options['length_penalty']}"
         )
     try:
         run(options)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from src import distributed
+from src.ids import check_ids
 from src.optimization import make_optimizer, token_loss, warmup_schedule
 from src.training_config import PRECISIONS, TrainingConfig
 
@@ -113,11 +114,8 @@ class Updater:
         """
         for side, ids in (("src", batch.src), ("tgt", batch.tgt)):
             size = getattr(getattr(self.model, "config", None), f"{side}_vocab_size", None)
-            if size is None or ids.numel() == 0 or ids.device.type != "cpu":
-                continue
-            low, high = (int(end) for end in ids.aminmax())
-            if low < 0 or high >= size:
-                raise ValueError(f"{side} ids must lie in 0 … {size - 1}, but span {low} … {high}")
+            if size is not None:
+                check_ids(f"{side} ids", ids, size)
         if self.device.type == "cuda" and batch.src.device.type == "cpu":
             return batch.pin_memory().to(self.device, non_blocking=True)
         return batch.to(self.device)

@@ -427,9 +427,9 @@ def test_config_refuses_what_does_not_fit_together():
 def test_models_refuse_bad_ids(kind):
     model = make(kind, {})
     src, tgt = batch()
-    with pytest.raises(ValueError, match=r"src must hold ids in 0 … 16, but spans 0 … 17"):
+    with pytest.raises(ValueError, match=r"src ids must lie in 0 … 16, but span 0 … 17"):
         model(src.index_fill(1, torch.tensor([0]), 17), tgt)
-    with pytest.raises(ValueError, match=r"tgt must hold ids in 0 … 18, but spans -1 …"):
+    with pytest.raises(ValueError, match=r"tgt ids must lie in 0 … 18, but span -1 …"):
         model(src, tgt.index_fill(1, torch.tensor([0]), -1))
     with pytest.raises(ValueError, match="src must hold a real token in each row, but row 1"):
         model(src.index_fill(0, torch.tensor([1]), 0), tgt)

@@ -546,7 +546,7 @@ def test_bad_input_to_translation(trained, tmp_path, capsys):
                          "--nbest", 9, "--beam-size", 4)
     for flag in ("--beam-size", "--nbest", "--max-len", "--batch-size", "--max-tokens", "--buffer"):
         refuses_to_translate(capsys, f"{flag} must be at least 1, got 0", *base, flag, 0)
-    refuses_to_translate(capsys, "--length-penalty must be finite and not negative, got -1.0",
+    refuses_to_translate(capsys, "--length-penalty must be in [0, 10], got -1.0",
                          *base, "--length-penalty=-1")
     refuses_to_translate(capsys, "unrecognized arguments: --fast", *base, "--fast")
     refuses_to_translate(capsys, "--run must say where the trained model is", "--input", bad)

@@ -13,12 +13,13 @@ import platform
 import re
 import shlex
 import sys
-import uuid
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from src.files import replacing
 
 __all__ = ["environment", "load", "save"]
 
@@ -85,12 +86,8 @@ def save(
     folder = FOLDER if folder is None else Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-    try:
+    with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
     return path
 
 
