@@ -198,8 +198,9 @@ without it.
 
 {_plan_messages(rows)}
 
-DDP adds the gradients up once an update, however many batches it accumulates: a ring sends
-$2 (N - 1) / N$ times the $4 P$ bytes of the gradients from each device. FSDP sends at most
+With DDP (distributed data parallel) each device has a whole copy of the model, and the gradients
+are added up once an update, however many batches it accumulates: in a ring each device sends
+$2 (N - 1) / N$ times the $4 P$ bytes of the gradients. With FSDP (fully sharded) it sends at most
 $3 (N - 1) / N$ times $4 P$ bytes: the weights before forward and again before backward, and the
 gradients.
 
