@@ -79,8 +79,8 @@ def nadaraya_watson(
     """Predict at each query a mean of values, weighted by how near keys lie.
 
     The Gaussian kernel is computed as the softmax of −½((x − xᵢ)/h)². Its weights sum to 1 even
-    where every key is so far away that exp would be 0: the nearest key takes all, or the keys
-    share that are equally far to rounding. The other kernels end at distance h; a query without
+    where every key is so far away that exp would be 0: the nearest key takes all. Keys that are
+    more than about 10¹⁹ widths away count as equally far. The other kernels end at distance h; a query without
     any key in reach gets the weights 0 and the prediction 0, and gradients 0. All is computed in
     float32 at least.
 
@@ -244,27 +244,12 @@ def _check_width(width: Real | Tensor, distance: Tensor) -> Real | Tensor:
     return width
 
 
-def _gaussian_scores(u: Tensor, mask: Tensor | None) -> Tensor:
-    """−½ (u² − m²), m being the least allowed |u| of the row: 0 for the nearest key.
-
-    To the softmax it is −½ u². But that may overflow for all keys of a row, whereas the product
-    (u − m)(u + m) is 0 for the nearest even where it overflows for the others.
-    """
-    limit = torch.finfo(u.dtype).max / 2
-    u = u.clamp(-limit, limit)
-    size = u.detach().abs()
-    if mask is not None:
-        check_mask(mask, u.shape)
-        size = size.masked_fill(~mask, limit)
-    least = size.amin(dim=-1, keepdim=True)
-    return -0.5 * (u - least) * (u + least)
-
-
 def _kernel_weights(kernel: Kernel, u: Tensor, mask: Tensor | None) -> Tensor:
     """Kernel values at u, made to sum to 1 over the keys in reach."""
     if kernel is gaussian:
-        # −½ u², up to a number for each row, which the softmax takes off.
-        return masked_softmax(_gaussian_scores(u, mask), mask)
+        # Beyond the root of the largest number all keys are equally far.
+        limit = torch.finfo(u.dtype).max ** 0.5
+        return masked_softmax(-0.5 * u.clamp(-limit, limit).square(), mask)
     raw = kernel(u)
     if raw.shape != u.shape:
         raise ValueError(

@@ -442,8 +442,8 @@ FAULTS = [
     ),
     Fault(
         "Gaussian weights by the distance, not its square", "src/pooling.py",
-        "return -0.5 * (u - least) * (u + least)",
-        "return -0.5 * (u.abs() - least)",
+        "masked_softmax(-0.5 * u.clamp(-limit, limit).square(), mask)",
+        "masked_softmax(-0.5 * u.clamp(-limit, limit).abs(), mask)",
         POOLING + "gaussian_weights_are_a_softmax",
     ),
     Fault(
