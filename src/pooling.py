@@ -80,9 +80,9 @@ def nadaraya_watson(
 
     The Gaussian kernel is computed as the softmax of −½((x − xᵢ)/h)². Its weights sum to 1 even
     where every key is so far away that exp would be 0: the nearest key takes all. Keys that are
-    more than about 10¹⁹ widths away count as equally far. The other kernels end at distance h; a query without
-    any key in reach gets the weights 0 and the prediction 0, and gradients 0. All is computed in
-    float32 at least.
+    more than about 10¹⁹ widths away count as equally far. The other kernels end at distance h; a
+    query without any key in reach gets the weights 0 and the prediction 0, and gradients 0. All is
+    computed in float32 at least.
 
     Args:
         query: Places x to predict at, shape (..., T).

@@ -7,6 +7,7 @@ import pytest
 from sample import ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))
+import plan_page  # noqa: E402
 import speed_page  # noqa: E402
 
 COMMON = {
@@ -38,7 +39,7 @@ def test_without_results_every_row_says_that_it_is_not_measured(folder):
     assert speed_page.gpu().count("| not measured |") == 5
     for goal in ("| 35% |", "| 50% |", "| 1.50 × |", "| 5.00 × |"):
         assert goal in speed_page.gpu()
-    assert speed_page.plan() == "Not measured yet: `python -m benchmarks.speed.plan`."
+    assert plan_page.plan() == "Not measured yet: `python -m benchmarks.speed.plan`."
 
 
 def test_the_bound_of_decoding_is_what_products_leave(folder):
@@ -146,7 +147,7 @@ def test_the_committed_results_fill_the_page():
 
 
 def test_the_plan_has_a_page_that_says_what_is_assumed():
-    page = speed_page.plan()
+    page = plan_page.plan()
     assert "10¹⁸ FLOP" in page and "two assumptions" in page
     if speed_page.load("gpu") is None:
         assert "**assumed** 100 … 400 TFLOP/s" in page

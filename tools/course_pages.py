@@ -20,6 +20,7 @@ import chapter_pages
 import front_page
 import notebooks
 import package
+import plan_page
 import speed_page
 import stamp
 from chapter_pages import row_of, target_of
@@ -111,7 +112,7 @@ GENERATED = {
     "modules": modules,
     "speed": speed_page.speed,
     "gpu": speed_page.gpu,
-    "plan": speed_page.plan,
+    "plan": plan_page.plan,
 }
 
 
