@@ -202,7 +202,9 @@ def complain(program: str, error: BaseException) -> int:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     rank = os.environ.get("RANK", "0")
     where = f"{program}, process {rank}" if rank != "0" else program
-    print(f"{where}: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    # One write: torchrun's processes share a standard error without a buffer, and print makes two.
+    sys.stderr.write(f"{where}: {' '.join(text.split())}\n")
+    sys.stderr.flush()
     return 2
 
 

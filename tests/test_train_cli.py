@@ -732,3 +732,20 @@ def test_full_disk_behind_standard_output(trained):
         )
     message = "src.translate: standard output: No space left on device\n"
     assert (result.returncode, result.stderr) == (2, message)
+
+
+def test_a_message_is_one_write(monkeypatch):
+    """Under torchrun several processes share a standard error that holds nothing back."""
+    writes = []
+
+    class Pipe(io.RawIOBase):
+        def writable(self):
+            return True
+
+        def write(self, data):
+            writes.append(bytes(data))
+            return len(data)
+
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(Pipe(), write_through=True))
+    assert option_parsing.complain("src.train", ValueError("two\nlines")) == 2
+    assert writes == [b"src.train: two lines\n"]
