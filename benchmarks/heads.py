@@ -1,7 +1,7 @@
 """Do the heads of a trained Transformer differ, and which of them can go?
 
-Claim 10.5-5. The translation model of chapter 10.7 is trained as the page trains it. Then, for
-every head of every attention block and over the sentence pairs that training never saw:
+Claim 10.5-5. The translation model of chapter 10.7 is trained, for longer than on its page. Then,
+for every head of every attention block and over the sentence pairs that training never saw:
 
 * how far it looks on average, and the entropy of its weights, trained and untrained;
 * how much loss and BLEU change when this head alone is removed, which is when its columns of
