@@ -44,6 +44,7 @@ class TransformerConfig(Configuration):
 
     Raises:
         ValueError: If a field is out of its range; the message names it.
+        TypeError: If a field is of another type, such as 16.0 for a width.
 
     Source: Vaswani et al. 2017, §3 and table 3.
     """
@@ -74,6 +75,7 @@ class TransformerConfig(Configuration):
 
     def __post_init__(self) -> None:
         """Refuse what no model could be built from."""
+        super().__post_init__()
         for name in (
             "src_vocab_size", "tgt_vocab_size", "d_model", "num_heads", "d_ff",
             "num_encoder_layers", "num_decoder_layers", "max_len",

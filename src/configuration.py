@@ -1,11 +1,36 @@
 """What all configurations share: fields that are checked, and their way into JSON and back."""
 
 import dataclasses
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_origin
+
+_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a text",
+          tuple: "a sequence", NoneType: "None"}  # fmt: skip
+
+
+def check_types(fields: Any) -> None:
+    """Refuse a dataclass that holds a value of another type than its field is declared with.
+
+    An integer may stand where a number is asked for; true and false are no integers.
+
+    Raises:
+        TypeError: The message names the field, the value and what is asked for.
+    """
+    for field in dataclasses.fields(fields):
+        value, declared = getattr(fields, field.name), field.type
+        kinds = (tuple,) if get_origin(declared) is tuple else get_args(declared) or (declared,)
+        accepted = {float: (float, int), tuple: (tuple, list)}
+        if type(value) not in {kind for own in kinds for kind in accepted.get(own, (own,))}:
+            rule = " or ".join(_NAMES[kind] for kind in kinds)
+            raise TypeError(f"{field.name} must be {rule}, but is {value!r}")
 
 
 class Configuration:
     """Base of the frozen dataclasses that decide a model's shape and arithmetic."""
+
+    def __post_init__(self) -> None:
+        """Check the fields' types; a configuration's own checks come after these."""
+        check_types(self)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, ready for JSON."""
@@ -17,6 +42,7 @@ class Configuration:
 
         Raises:
             ValueError: If a name is not a field, or a value is out of its range.
+            TypeError: If a value is of another type than its field.
         """
         unknown = sorted(set(fields) - {field.name for field in dataclasses.fields(cls)})
         if unknown:

@@ -33,6 +33,7 @@ class RecurrentConfig(Configuration):
 
     Raises:
         ValueError: If a field is out of its range; the message names it.
+        TypeError: If a field is of another type, such as 16.0 for a width.
     """
 
     src_vocab_size: int
@@ -53,6 +54,7 @@ class RecurrentConfig(Configuration):
 
     def __post_init__(self) -> None:
         """Refuse what no model could be built from."""
+        super().__post_init__()
         for name in (
             "src_vocab_size", "tgt_vocab_size", "d_embed", "d_encoder", "d_decoder",
             "num_encoder_layers", "num_decoder_layers", "d_score",

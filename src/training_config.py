@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from src.configuration import check_types
 from src.optimization import OPTIMIZERS, SCHEDULES
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -43,6 +44,7 @@ class TrainingConfig:
 
     Raises:
         ValueError: If a value is out of its range; the message names it.
+        TypeError: If a value is of another type than its field.
 
     Source: Vaswani et al. 2017, § 5.
     """
@@ -71,6 +73,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained with."""
+        check_types(self)
         if self.steps is None and self.epochs is None and self.seconds is None:
             raise ValueError("steps, epochs or seconds must be given, or training never ends")
         for name in ("steps", "epochs", "warmup", "accumulate", "log_every", "eval_every",
@@ -89,7 +92,7 @@ class TrainingConfig:
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
         for name, choices in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES),
-                              ("precision", tuple(PRECISIONS)), ("compile", (False, True)),
+                              ("precision", tuple(PRECISIONS)),
                               ("best_by", ("loss", "score"))):  # fmt: skip
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {choices}, got {getattr(self, name)!r}")

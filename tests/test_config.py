@@ -109,6 +109,22 @@ def test_bad_fields_are_refused(field, value, message):
         TransformerConfig(**(GOOD | {field: value}))
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("d_model", 16.0, "an integer"),
+        ("num_heads", True, "an integer"),
+        ("dropout", "0.1", "a number"),
+        ("norm_first", 1, "true or false"),
+        ("activation", None, "a text"),
+    ],
+)
+def test_fields_of_another_type_are_refused(unchecked, field, value, rule):
+    with pytest.raises(TypeError, match=f"{field} must be {rule}, but is {value!r}"):
+        TransformerConfig.tiny(17, 19, **{field: value})
+    assert TransformerConfig.tiny(17, 19, dropout=0).dropout == 0  # an integer is a number
+
+
 def test_rotary_positions_want_even_heads():
     with pytest.raises(ValueError, match="positions must be other than rotary .* of a head, 11"):
         TransformerConfig(**GOOD, d_model=22, num_heads=2, positions="rotary")

@@ -217,8 +217,22 @@ def test_config_refuses_values_out_of_range(fields, message):
         config(**fields)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"steps": 2.5}, "steps must be an integer or None, but is 2.5"),
+        ({"lr": "1e-3"}, "lr must be a number or None, but is '1e-3'"),
+        ({"betas": 0.9}, "betas must be a sequence, but is 0.9"),
+        ({"warmup": True}, "warmup must be an integer, but is True"),
+    ],
+)
+def test_values_of_another_type_are_refused(unchecked, fields, message):
+    with pytest.raises(TypeError, match=message):
+        config(**fields)
+
+
 def test_compile_is_a_yes_or_a_no(unchecked):
-    with pytest.raises(ValueError, match=r"compile must be one of \(False, True\), got 'no'"):
+    with pytest.raises(TypeError, match="compile must be true or false, but is 'no'"):
         config(compile="no")
     assert "compile" not in config(compile=True).what_decides()  # a run may go on without
 
