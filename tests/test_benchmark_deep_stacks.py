@@ -44,7 +44,7 @@ def test_parts_are_what_they_are_called(add, norm):
 
 
 def test_warm_up_changes_training_and_not_the_start():
-    plain, warm = (script.measure(n, 0, script.TOY) for n in ("post-norm", "post-norm, warm-up"))
+    plain, warm = (script.measure(n, 0, script.TOY) for n in ("post-norm, no warm-up", "post-norm"))
     assert plain["gradients"] == warm["gradients"] and plain["losses"] != warm["losses"]
 
 

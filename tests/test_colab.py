@@ -1,9 +1,9 @@
 """The notebooks on Colab, simulated: nothing of the project is there but the notebook.
 
 A bare environment holds what Colab brings along (PyTorch, numpy, matplotlib, the kernel) and a
-stub of `google.colab`. Each notebook's first cell, run in an empty folder, must fetch the project
-from git, install what is missing and leave alone what Colab had. Then come all the imports of the
-notebook, and of one notebook every cell; `make colab` runs every cell of every notebook.
+stub of `google.colab`. A notebook's first cell, run in an empty folder, must fetch the project from
+git, install what is missing and leave alone what Colab had. One notebook is run to its end there,
+and what all of them import is imported; `make colab` runs every cell of every notebook.
 """
 
 import ast
@@ -26,9 +26,8 @@ ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PREINSTALLED = ("torch", "numpy", "matplotlib", "pandas", "scikit-learn", "ipykernel", "pip")
 # Run from top to bottom: one that is short, draws, loads data and shows source; or all.
-WHOLE = ["ch10_2_attention_pooling"]
-if os.environ.get("COLAB") == "all":
-    WHOLE = [path.stem for path in NOTEBOOKS]
+ALL = os.environ.get("COLAB") == "all"
+WHOLE = [path for path in NOTEBOOKS if ALL or path.stem == "ch10_2_attention_pooling"]
 CELL_SECONDS = 600
 
 
@@ -134,17 +133,22 @@ def sockets():
         yield os.path.join(folder, "socket")
 
 
-def imports(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """One cell with every import that the notebook makes, wherever it stands."""
-    code = "\n".join(cell.source for cell in notebook.cells[1:] if cell.cell_type == "code")
-    found = [n for n in ast.walk(ast.parse(code)) if isinstance(n, (ast.Import, ast.ImportFrom))]
-    # Optional on Colab: the notebooks say so themselves where d2l is missing.
-    lines = [ast.unparse(node) for node in found if "d2l" not in ast.unparse(node)]
-    assert any("src" in line for line in lines)
-    return nbformat.v4.new_code_cell("\n".join(lines))
+def imports() -> list[nbformat.NotebookNode]:
+    """A cell for each notebook, with every import that it makes, wherever it stands."""
+    cells = []
+    for path in NOTEBOOKS:
+        notebook = nbformat.read(path, as_version=4)
+        code = "\n".join(cell.source for cell in notebook.cells[1:] if cell.cell_type == "code")
+        nodes = ast.walk(ast.parse(code))
+        lines = [ast.unparse(n) for n in nodes if isinstance(n, (ast.Import, ast.ImportFrom))]
+        # Optional on Colab: the notebooks say so themselves where d2l is missing.
+        lines = [line for line in lines if "d2l" not in line]
+        assert any("src" in line for line in lines)
+        cells.append(nbformat.v4.new_code_cell("\n".join(lines)))
+    return cells
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
 def test_notebook_runs_on_colab(path, colab, sockets, tmp_path, monkeypatch):
     before = json.loads((colab / "ready").read_text())
     url = re.search(r'REPO = "(.+?)"', path.read_text().replace('\\"', '"'))[1]
@@ -167,9 +171,9 @@ def test_notebook_runs_on_colab(path, colab, sockets, tmp_path, monkeypatch):
         client.start_new_kernel_client()
         client.execute_cell(notebook.cells[0], 0)
     try:
-        rest = notebook.cells[1:] if path.stem in WHOLE else [imports(notebook)]
-        notebook.cells[1:] = rest
-        for index, cell in enumerate(rest, 1):
+        if path == WHOLE[0]:  # once for all notebooks
+            notebook.cells += imports()
+        for index, cell in enumerate(notebook.cells[1:], 1):
             client.execute_cell(cell, index)
     finally:
         client._cleanup_kernel()
