@@ -9,9 +9,7 @@ row adds it. The parts are taken away here, from outside; the package has no swi
     python -m benchmarks.ablations --toy    seconds, on made-up sentences; saves nothing
 """
 
-import argparse
 import math
-import time
 from collections.abc import Callable
 from statistics import mean
 
@@ -20,9 +18,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
+from benchmarks import _command
 from benchmarks.heads import real_splits
 from benchmarks.seq2seq_attention import toy_splits
-from src import results
 from src.batches import BucketedBatches, encode_pairs
 from src.config import TransformerConfig
 from src.data import Splits
@@ -223,25 +221,23 @@ def run(settings: dict, splits: Splits, progress: bool = False) -> dict:
     return {"settings": settings, "sentences": len(splits.test), "runs": runs}
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--toy", action="store_true", help="tiny sizes; nothing is saved")
-    parser.add_argument("--out", help="folder of the result, instead of the package's own")
-    options = parser.parse_args(arguments)
-    settings = TOY if options.toy else FULL
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # numbers near 0 are slow on a CPU
-    start = time.perf_counter()
-    splits = toy_splits() if options.toy else real_splits(settings)
-    data = run(settings, splits, progress=True)
+def tell(data: dict) -> None:
+    """Print the means of each part."""
     for part in PARTS:
         found = [entry for entry in data["runs"] if entry["part"] == part]
         loss, bleu = (mean(entry[key] for entry in found) for key in ("loss", "bleu"))
         print(f"{part}: loss {loss:.2f}, BLEU {bleu:.1f}")
-    if not options.toy or options.out:
-        seconds = time.perf_counter() - start
-        print(results.save("ablations", data, seconds=seconds, folder=options.out))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run from the command line."""
+    torch.set_flush_denormal(True)  # numbers near 0 are slow on a CPU
+
+    def measure_all(settings: dict) -> dict:
+        splits = toy_splits() if settings is TOY else real_splits(settings)
+        return run(settings, splits, progress=True)
+
+    _command.run("ablations", __doc__, measure_all, tell, FULL, TOY, arguments)
 
 
 if __name__ == "__main__":

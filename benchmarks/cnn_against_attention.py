@@ -7,14 +7,12 @@ on the same 397 digits. The number of *different* training images grows from 25 
     python -m benchmarks.cnn_against_attention --toy     seconds; saves nothing
 """
 
-import argparse
-import time
-
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from benchmarks import _command
 from src import results
 from src.classification import accuracy, fit, minibatches
 from src.vision import ConvNet, PatchTransformer
@@ -84,21 +82,18 @@ def run(settings: dict, progress: bool = False) -> dict:
     return {"settings": settings, "weights": weights, "runs": runs}
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--toy", action="store_true", help="tiny sizes; nothing is saved")
-    toy = parser.parse_args(arguments).toy
-    start = time.perf_counter()
-    data = run(TOY if toy else FULL, progress=True)
+def tell(data: dict) -> None:
+    """Print the accuracy of each run."""
     for entry in data["runs"]:
         print(entry["model"], entry["size"], entry["seed"], round(entry["accuracy"], 3))
-    if not toy:
-        path = results.save(
-            "cnn_against_attention", data, seconds=time.perf_counter() - start,
-            packages=(*results.PACKAGES, "scikit-learn"),
-        )
-        print("saved", path.name)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run from the command line."""
+    _command.run(
+        "cnn_against_attention", __doc__, lambda settings: run(settings, progress=True), tell,
+        FULL, TOY, arguments, packages=(*results.PACKAGES, "scikit-learn"),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

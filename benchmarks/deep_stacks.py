@@ -8,9 +8,7 @@ each is trained with three.
     python -m benchmarks.deep_stacks --toy    seconds; saves nothing
 """
 
-import argparse
 import math
-import time
 from collections.abc import Callable
 from statistics import mean, stdev
 
@@ -19,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from src import results
+from benchmarks import _command
 from src.config import TransformerConfig
 from src.transformer import Encoder
 
@@ -103,34 +101,29 @@ def measure(name: str, seed: int, settings: dict) -> dict:
     }  # fmt: skip
 
 
-def run(settings: dict, progress: bool = False) -> dict:
+def run(settings: dict) -> dict:
     """Measure every stack with every seed.
 
     Returns:
         The settings, the loss of guessing, and a list of runs, as `measure` gives them.
     """
     jobs = [(name, seed) for name in STACKS for seed in settings["seeds"]]
-    runs = [measure(*job, settings) for job in tqdm(jobs, disable=not progress)]
+    runs = [measure(*job, settings) for job in tqdm(jobs)]
     return {"settings": settings, "guess": math.log(settings["symbols"]), "runs": runs}
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--toy", action="store_true", help="tiny sizes; nothing is saved")
-    parser.add_argument("--out", help="folder of the result, instead of the package's own")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # numbers near 0 are slow on a CPU
-    start = time.perf_counter()
-    data = run(TOY if options.toy else FULL, progress=True)
+def tell(data: dict) -> None:
+    """Print mean and spread of each stack's last loss."""
     for name in STACKS:
         last = [entry["losses"][-1] for entry in data["runs"] if entry["stack"] == name]
         spread = stdev(last) if len(last) > 1 else 0.0
         print(f"{name}: loss {mean(last):.2f} ± {spread:.2f}, guessing {data['guess']:.2f}")
-    if not options.toy or options.out:
-        seconds = time.perf_counter() - start
-        print(results.save("deep_stacks", data, seconds=seconds, folder=options.out))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run from the command line."""
+    torch.set_flush_denormal(True)  # numbers near 0 are slow on a CPU
+    _command.run("deep_stacks", __doc__, run, tell, FULL, TOY, arguments)
 
 
 if __name__ == "__main__":

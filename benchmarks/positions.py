@@ -8,14 +8,11 @@ ones, up to 96. ``none`` is the control: without positions the task cannot be so
     python -m benchmarks.positions --toy     seconds; checks that everything runs, saves nothing
 """
 
-import argparse
-import time
-
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from src import results
+from benchmarks import _command
 from src.classification import IGNORED, TokenClassifier, accuracy, fit, look_back_batch
 from src.config import TransformerConfig
 
@@ -82,17 +79,18 @@ def run(settings: dict, progress: bool = False) -> dict:
     return {"settings": settings, "runs": runs}
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--toy", action="store_true", help="tiny sizes; nothing is saved")
-    toy = parser.parse_args(arguments).toy
-    start = time.perf_counter()
-    data = run(TOY if toy else FULL, progress=True)
+def tell(data: dict) -> None:
+    """Print the accuracies of each run."""
     for entry in data["runs"]:
         print(entry["kind"], entry["seed"], [round(a, 3) for a in entry["accuracy"]])
-    if not toy:
-        print("saved", results.save("positions", data, seconds=time.perf_counter() - start).name)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run from the command line."""
+    _command.run(
+        "positions", __doc__, lambda settings: run(settings, progress=True), tell, FULL, TOY,
+        arguments,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import Any, get_args, get_origin
 
 _NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a text",
           tuple: "a sequence", NoneType: "None"}  # fmt: skip
+_ACCEPTED = {float: (float, int), tuple: (tuple, list)}
 
 
 def check_types(fields: Any) -> None:
@@ -19,8 +20,8 @@ def check_types(fields: Any) -> None:
     for field in dataclasses.fields(fields):
         value, declared = getattr(fields, field.name), field.type
         kinds = (tuple,) if get_origin(declared) is tuple else get_args(declared) or (declared,)
-        accepted = {float: (float, int), tuple: (tuple, list)}
-        if type(value) not in {kind for own in kinds for kind in accepted.get(own, (own,))}:
+        accepted = tuple({kind for own in kinds for kind in _ACCEPTED.get(own, (own,))})
+        if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
             rule = " or ".join(_NAMES[kind] for kind in kinds)
             raise TypeError(f"{field.name} must be {rule}, but is {value!r}")
 

@@ -46,17 +46,6 @@ def test_toy_size_measures_every_part(monkeypatch, tmp_path, capsys):
     assert printed[0].startswith("nothing: loss") and len(printed) == len(script.PARTS) + 1
 
 
-def test_a_toy_run_saves_nothing(monkeypatch):
-    saved = []
-    entry = {"loss": 1.0, "bleu": 2.0}
-    monkeypatch.setattr(
-        script, "run", lambda *a, **k: {"runs": [{"part": part} | entry for part in script.PARTS]}
-    )
-    monkeypatch.setattr(results, "save", lambda *a, **k: saved.append(a))
-    script.main(["--toy"])
-    assert saved == []
-
-
 def test_a_run_repeats_itself():
     splits = small_splits()
     first, second = (script.measure("positions", 0, splits, script.TOY) for _ in range(2))

@@ -20,12 +20,6 @@ def test_toy_size_measures_every_model(tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == len(script.MODELS) + 1
 
 
-def test_a_toy_run_saves_nothing(monkeypatch, tmp_path):
-    monkeypatch.setattr(results, "FOLDER", tmp_path)
-    script.main(["--toy"])
-    assert not list(tmp_path.iterdir())
-
-
 def test_seeds_decide_everything():
     train, test = load_dates(80, 20)
     first, again, other = (

@@ -19,12 +19,6 @@ def test_toy_size_measures_every_stack(tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == len(script.STACKS) + 1
 
 
-def test_a_toy_run_saves_nothing(monkeypatch, tmp_path):
-    monkeypatch.setattr(results, "FOLDER", tmp_path)
-    script.main(["--toy"])
-    assert not list(tmp_path.iterdir())
-
-
 def test_seeds_decide_everything():
     first, again, other = (script.measure("post-norm", s, script.TOY) for s in (0, 0, 1))
     assert first == again
