@@ -1,0 +1,187 @@
+"""Would the notebooks say the same on another machine, and with other random numbers?
+
+    python tools/steady.py seeds [NOTEBOOK …]     every seed shifted by 0 … 5, assertions in force
+    python tools/steady.py machines [NOTEBOOK …]  other kernels and threads, outputs compared
+
+`seeds` looks at both sides of every assertion ``assert a < b`` that changes with the seed, and
+counts how many standard deviations lie between the mean of the quantity and its bound. Both write
+what they found into `book/steady.json`; other notebooks' rows stay. Exit status 1 if anything is
+red or a bound is too near.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean, stdev
+
+import nbformat
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from tests.kernels import PrivateKernelManager  # noqa: E402
+
+FOUND = ROOT / "book" / "steady.json"
+SHIFTS = range(6)
+MARGIN = 3.0  # standard deviations between a quantity and its bound
+ROUNDING = 1e-4  # what changes by less, relatively, changes by rounding and not with the seed
+LEVELS = {
+    "SSE": ("default", "SSE41", "SSE4_2"),
+    "AVX2": ("avx2", "AVX2", "AVX2"),
+    "all the processor has": None,
+}
+VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+
+
+def run_shifted(path: Path, shift: int) -> tuple[list[dict], list[list]]:
+    """Run a notebook with shifted seeds; return its red cells and the comparisons seen."""
+    notebook = nbformat.read(path, as_version=4)
+    with tempfile.TemporaryDirectory() as folder:
+        kept = f"{folder}/seen.json"
+        names = {}
+        cells = [f"import probe\nprobe.shift_seeds({shift})\n_watcher = probe.watch(get_ipython())"]
+        for number, cell in enumerate(c for c in notebook.cells if c.cell_type == "code"):
+            names[number] = cell.metadata.get("claim", f"cell {number + 1}")
+            cells += [f"_watcher.cell = {number}", cell.source]
+        cells.append(f"_watcher.save({kept!r})")
+        notebook.cells = [nbformat.v4.new_code_cell(source) for source in cells]
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tools")])
+        client = NotebookClient(
+            notebook, timeout=1800, allow_errors=True, kernel_manager_class=PrivateKernelManager,
+            resources={"metadata": {"path": path.parent}},
+        )  # fmt: skip
+        client.execute()
+        red = [
+            {"cell": names[(i - 2) // 2], "error": f"{output.ename}: {output.evalue}"[:300]}
+            for i, cell in enumerate(notebook.cells)
+            for output in cell.outputs
+            if output.output_type == "error"
+        ]
+        seen = json.loads(Path(kept).read_text(encoding="utf-8")) if Path(kept).exists() else []
+    return red, [[names[number], *rest] for number, *rest in seen]
+
+
+def distances(runs: list[list[list]]) -> list[dict]:
+    """Join what the runs saw of each comparison that changes with the seed."""
+    places: dict[tuple, list[list]] = {}
+    for seen in runs:
+        for *place, pairs in seen:
+            places.setdefault(tuple(place), []).append(pairs)
+    rows = []
+    for (cell, left, sign, right), pairs in places.items():
+        above = sign in (">", ">=")
+        for bound, values, turned in _quantities(pairs, above):
+            if len(values) < 2:
+                continue
+            mean, spread = fmean(values), stdev(values)
+            if not math.isfinite(mean) or spread <= ROUNDING * max(abs(mean), abs(bound)):
+                continue
+            distance = mean - bound if above != turned else bound - mean
+            rows.append({
+                "cell": cell, "assertion": f"{left} {sign} {right}", "mean": _short(mean),
+                "spread": _short(spread), "bound": _short(bound),
+                "margin": _short(distance / spread),
+            })  # fmt: skip
+    return rows
+
+
+def _quantities(runs: list[list], above: bool) -> Iterator[tuple[float, list[float], bool]]:
+    """Yield a bound, the quantity in each run, and whether the bound is on the left side.
+
+    In a loop the run's worst value counts, for each bound apart. Where both sides change, their
+    difference is the quantity and 0 the bound.
+    """
+    for turned, (fixed, free) in ((False, (1, 0)), (True, (0, 1))):
+        if len({tuple(sorted({pair[fixed] for pair in pairs})) for pairs in runs}) == 1:
+            worst = min if above != turned else max
+            for bound in sorted({pair[fixed] for pair in runs[0]}):
+                yield (
+                    bound,
+                    [worst(p[free] for p in pairs if p[fixed] == bound) for pairs in runs],
+                    turned,
+                )
+            return
+    worst = min if above else max
+    yield 0.0, [worst(left - right for left, right in pairs) for pairs in runs], False
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def seeds(paths: list[Path]) -> bool:
+    """Run all notebooks with all shifts, two at a time; write and print what was found."""
+    jobs = [(path, shift) for path in paths for shift in SHIFTS]
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        results = dict(zip(jobs, pool.map(lambda job: run_shifted(*job), jobs), strict=True))
+    found = json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.exists() else {}
+    good = True
+    for path, group in groupby(jobs, key=lambda job: job[0]):
+        runs = [results[job] for job in group]
+        red = [{"shift": s, **r} for s, (red, _) in zip(SHIFTS, runs, strict=True) for r in red]
+        rows = distances([seen for _, seen in runs])
+        found.setdefault("seeds", {})[path.stem] = {"red": red, "comparisons": rows}
+        for row in red:
+            print(f"RED {path.stem} shift {row['shift']}, {row['cell']}: {row['error']}")
+        near = [row for row in rows if row["margin"] < MARGIN]
+        for row in near:
+            print(f"NEAR {path.stem}, {row['cell']}: {row}")
+        print(f"{path.stem}: {len(red)} red, {len(rows)} comparisons, {len(near)} too near")
+        good &= not red and not near
+    _write(found)
+    return good
+
+
+def machines(paths: list[Path]) -> bool:
+    """Compare all notebooks' outputs under other kernels and threads."""
+    found = json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.exists() else {}
+    good = True
+    for threads in (1, 2, 4):
+        if threads > os.cpu_count():
+            continue
+        for level, values in LEVELS.items():
+            env = os.environ | {"OMP_NUM_THREADS": str(threads)}
+            env |= dict(zip(VARIABLES, values, strict=True)) if values else {}
+            start = time.monotonic()
+            workers = max(1, os.cpu_count() // threads)
+            run = subprocess.run(
+                [sys.executable, "-m", "pytest", "-q", "-p", "tests.kernels", "--nbval",
+                 "--nbval-current-env", "--nbval-sanitize-with=tests/nbval.cfg",
+                 "--nbval-cell-timeout=1800", "-n", str(workers), "--dist", "loadfile", "-rf",
+                 *map(str, paths)],
+                cwd=ROOT, env=env, text=True, capture_output=True,
+            )  # fmt: skip
+            last = run.stdout.strip().splitlines()[-1]
+            print(f"{level}, threads {threads}: {last} ({time.monotonic() - start:.0f} s)")
+            if run.returncode:
+                print(run.stdout)
+            good &= run.returncode == 0
+    return good
+
+
+def _write(found: dict) -> None:
+    beside = FOUND.with_suffix(".new")
+    beside.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    beside.replace(FOUND)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["seeds", "machines"])
+    parser.add_argument("notebook", nargs="*", type=Path)
+    args = parser.parse_args()
+    paths = args.notebook or sorted((ROOT / "notebooks").glob("*.ipynb"))
+    return not {"seeds": seeds, "machines": machines}[args.what](paths)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
