@@ -53,6 +53,9 @@ def shift_seeds(shift: int) -> None:
 
 
 def _add(seed, shift: int):
+    """A seed may be a number, or several of which the first is shifted."""
+    if isinstance(seed, tuple | list):
+        return [_add(seed[0], shift), *seed[1:]]
     return seed + shift if isinstance(seed, int | np.integer) else seed
 
 
