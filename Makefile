@@ -20,7 +20,7 @@ BOOK_SOURCES = Makefile _config.yml _toc.yml requirements.txt \
 	$(wildcard src/*.py src/checks/*.py src/live/* src/results/*.json) $(NOTEBOOKS)
 BUILT = _build/.built
 
-.PHONY: help environment book pdf test colab execute experiments benchmarks repository clean
+.PHONY: help environment book pdf test colab execute experiments benchmarks steady repository clean
 
 help:
 	@echo "make book               build the HTML book"
@@ -30,6 +30,7 @@ help:
 	@echo "make execute            run all notebooks again and store their outputs;"
 	@echo "                        NOTEBOOKS=notebooks/X.ipynb for one"
 	@echo "make experiments        measure the long experiments again (an hour and a half)"
+	@echo "make steady             run all notebooks with other seeds, kernels, threads (an hour)"
 	@echo "make benchmarks         measure the speed beside other libraries again (quiet machine)"
 	@echo "make repository URL=…   move the project to another GitHub address"
 	@echo "make clean              delete the built book (the environment stays)"
@@ -79,6 +80,11 @@ benchmarks: environment
 			bfloat16 plan; do \
 		$(PY) -m benchmarks.speed.$$name; \
 	done
+
+# Other seeds, then other kernels and threads: see the page "How we know".
+steady: environment
+	$(PY) tools/steady.py seeds $(NOTEBOOKS)
+	$(PY) tools/steady.py machines $(NOTEBOOKS)
 
 repository: environment
 	@test -n "$(URL)" || { echo "say where to: make repository URL=https://github.com/OWNER/NAME" >&2; exit 2; }

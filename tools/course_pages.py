@@ -23,6 +23,7 @@ import package
 import plan_page
 import speed_page
 import stamp
+import steady_page
 from chapter_pages import row_of, target_of
 from docutils import nodes
 from sphinx.errors import ConfigError
@@ -113,6 +114,8 @@ GENERATED = {
     "speed": speed_page.speed,
     "gpu": speed_page.gpu,
     "plan": plan_page.plan,
+    "margins": steady_page.margins,
+    "machines": steady_page.machines,
 }
 
 

@@ -13,12 +13,15 @@ import argparse
 import json
 import math
 import os
+import platform
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, stdev
@@ -30,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from tests.kernels import PrivateKernelManager  # noqa: E402
 
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FOUND = ROOT / "book" / "steady.json"
 SHIFTS = range(6)
 MARGIN = 3.0  # standard deviations between a quantity and its bound
@@ -50,7 +54,8 @@ def run_shifted(path: Path, shift: int) -> tuple[list[dict], list[list]]:
         names = {}
         cells = [f"import probe\nprobe.shift_seeds({shift})\n_watcher = probe.watch(get_ipython())"]
         for number, cell in enumerate(c for c in notebook.cells if c.cell_type == "code"):
-            names[number] = cell.metadata.get("claim", f"cell {number + 1}")
+            claim = cell.metadata.get("claim", f"cell {number + 1}")
+            names[number] = claim if isinstance(claim, str) else " ".join(claim)
             cells += [f"_watcher.cell = {number}", cell.source]
         cells.append(f"_watcher.save({kept!r})")
         notebook.cells = [nbformat.v4.new_code_cell(source) for source in cells]
@@ -123,7 +128,7 @@ def seeds(paths: list[Path]) -> bool:
     jobs = [(path, shift) for path in paths for shift in SHIFTS]
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         results = dict(zip(jobs, pool.map(lambda job: run_shifted(*job), jobs), strict=True))
-    found = json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.exists() else {}
+    found = _read()
     good = True
     for path, group in groupby(jobs, key=lambda job: job[0]):
         runs = [results[job] for job in group]
@@ -143,29 +148,42 @@ def seeds(paths: list[Path]) -> bool:
 
 def machines(paths: list[Path]) -> bool:
     """Compare all notebooks' outputs under other kernels and threads."""
-    found = json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.exists() else {}
-    good = True
+    runs = []
     for threads in (1, 2, 4):
-        if threads > os.cpu_count():
-            continue
         for level, values in LEVELS.items():
+            if threads > os.cpu_count():
+                continue
             env = os.environ | {"OMP_NUM_THREADS": str(threads)}
             env |= dict(zip(VARIABLES, values, strict=True)) if values else {}
-            start = time.monotonic()
             workers = max(1, os.cpu_count() // threads)
+            start = time.monotonic()
             run = subprocess.run(
-                [sys.executable, "-m", "pytest", "-q", "-p", "tests.kernels", "--nbval",
-                 "--nbval-current-env", "--nbval-sanitize-with=tests/nbval.cfg",
-                 "--nbval-cell-timeout=1800", "-n", str(workers), "--dist", "loadfile", "-rf",
-                 *map(str, paths)],
+                [sys.executable, "-m", "pytest", "-q", *NBVAL, "-n", str(workers), *map(str, paths)],
                 cwd=ROOT, env=env, text=True, capture_output=True,
             )  # fmt: skip
-            last = run.stdout.strip().splitlines()[-1]
-            print(f"{level}, threads {threads}: {last} ({time.monotonic() - start:.0f} s)")
+            counts = dict.fromkeys(("passed", "failed"), 0)
+            counts |= {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed)", run.stdout)}
+            print(f"{level}, threads {threads}: {counts}, {time.monotonic() - start:.0f} s")
             if run.returncode:
-                print(run.stdout)
-            good &= run.returncode == 0
-    return good
+                print(run.stdout + run.stderr)
+            runs.append({"kernels": level, "threads": threads, **counts})
+            if not counts["passed"]:
+                return False
+    if set(paths) == set(NOTEBOOKS):
+        about = {"processor": processor(), "torch": version("torch"), "runs": runs}
+        _write(_read() | {"machines": about})
+    return not any(run["failed"] for run in runs)
+
+
+def processor() -> str:
+    """Name the processor as the system does."""
+    cpus = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.+)", cpus.read_text()) if cpus.exists() else []
+    return names[0] if names else platform.processor()
+
+
+def _read() -> dict:
+    return json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.exists() else {}
 
 
 def _write(found: dict) -> None:
@@ -179,7 +197,7 @@ def main() -> int:
     parser.add_argument("what", choices=["seeds", "machines"])
     parser.add_argument("notebook", nargs="*", type=Path)
     args = parser.parse_args()
-    paths = args.notebook or sorted((ROOT / "notebooks").glob("*.ipynb"))
+    paths = [path.resolve() for path in args.notebook] or NOTEBOOKS
     return not {"seeds": seeds, "machines": machines}[args.what](paths)
 
 
