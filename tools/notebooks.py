@@ -7,6 +7,7 @@ chapters do.
 """
 
 import ast
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -277,6 +278,13 @@ def _asserts(source: str) -> bool:
         return bool(re.search(r"^\s*assert ", source, re.MULTILINE))
     checks = (n for n in ast.walk(tree) if isinstance(n, ast.Assert))
     return any(not isinstance(n.test, (ast.Constant, ast.Tuple)) for n in checks)
+
+
+def code_digest(path: Path) -> str:
+    """Name what a notebook computes: equal if its code is, up to comments and layout."""
+    cells = [c["source"] for c in read(path) if c["cell_type"] == "code"][1:]  # not the set-up
+    trees = "\n".join(ast.dump(ast.parse(source)) for source in cells)
+    return hashlib.sha256(trees.encode()).hexdigest()[:16]
 
 
 def claim_ids(cell: dict) -> list[str]:

@@ -31,6 +31,7 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+import notebooks  # noqa: E402
 from tests.kernels import PrivateKernelManager  # noqa: E402
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -134,7 +135,9 @@ def seeds(paths: list[Path]) -> bool:
         runs = [results[job] for job in group]
         red = [{"shift": s, **r} for s, (red, _) in zip(SHIFTS, runs, strict=True) for r in red]
         rows = distances([seen for _, seen in runs])
-        found.setdefault("seeds", {})[path.stem] = {"red": red, "comparisons": rows}
+        found.setdefault("seeds", {})[path.stem] = {
+            "code": notebooks.code_digest(path), "red": red, "comparisons": rows
+        }  # fmt: skip
         for row in red:
             print(f"RED {path.stem} shift {row['shift']}, {row['cell']}: {row['error']}")
         near = [row for row in rows if row["margin"] < MARGIN]
