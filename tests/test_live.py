@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from sample import ROOT
+from sample import ROOT, notebooks
 from test_browser import browser, chromium  # noqa: F401 - a fixture
 
 from src import live
@@ -113,6 +113,21 @@ def test_a_sentence_stands_where_scripts_do_not_run(make):
 @every_figure
 def test_data_cannot_end_the_script(make):
     assert make().data.count("</script>") == 1
+
+
+@pytest.mark.parametrize("path", notebooks.all_notebooks(), ids=lambda path: path.stem)
+def test_stored_figures_hold_the_present_code(path):
+    """To the letter; when the notebook's outputs are compared, numbers in them have some play."""
+    outputs = [o.get("data", {}) for c in notebooks.read(path) for o in c.get("outputs", [])]
+    pages = ["".join(data.get("text/html", "")) for data in outputs]
+    figures = [page for page in pages if page.startswith('<figure class="live"')]
+    assert figures
+    for figure in figures:
+        kind = re.search(r'id="live-([a-z-]+)-[0-9a-f]{8}"', figure)[1].replace("-", "_")
+        for file in ("live.js", f"{kind}.js"):
+            assert (FOLDER / file).read_text(encoding="utf-8").strip() in figure
+        style = (FOLDER / "live.css").read_text(encoding="utf-8").strip()
+        assert json.dumps(style, ensure_ascii=False) in figure
 
 
 def test_the_code_is_small():

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 
@@ -117,6 +119,18 @@ FAULTS = {
             source=find(cells, claim="10.2-1")["source"] + "\n" + "# " + "x" * 78
         ),
         "code cell 2: a line of 80 characters, > 79",
+    ),
+    "a bound that follows the result": (
+        lambda cells: find(cells, claim="10.2-1").update(
+            source="bound = 10.0 ** math.ceil(math.log10(a))\nassert a < bound"
+        ),
+        "code cell 2: a power of ten computed from a result",
+    ),
+    "a decade that follows the result": (
+        lambda cells: find(cells, claim="10.2-1").update(
+            source="digits = round(-torch.tensor(a).log10().item())\nassert a < 10"
+        ),
+        "code cell 2: a power of ten computed from a result",
     ),
     "figures without the style": (
         lambda cells: find(cells, words="IPython").update(source="from src import figures"),
@@ -274,33 +288,61 @@ def test_notebooks_are_named_by_chapter(name, tmp_path):
         notebooks.chapter_of(tmp_path / name)
 
 
-def nbval(path):
-    """Run the notebook checks of `make test` on one file; return exit status and output."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.kernels"]
-    command += ["--nbval", "--nbval-current-env"]
-    command += [f"--nbval-sanitize-with={ROOT / 'tests' / 'nbval.cfg'}"]
-    command += ["-c", str(ROOT / "pyproject.toml"), f"--rootdir={path.parent}", str(path)]
+def shown(**data):
+    """Return a display output; its keys are `html`, `plain`, …."""
+    data = {f"text/{kind}": text for kind, text in data.items()}
+    return {"output_type": "display_data", "metadata": {}, "data": data}
+
+
+HTML = "<IPython.core.display.HTML object>"
+STORED = [  # what the cell is about, the cell, whether nbval passes it
+    ("the first cell prints nothing", code(repository.first_cell()), True),
+    ("the package is there", code("from IPython.display import HTML\nimport src"), True),
+    ("as stored", code("print('a =', 1 + 1)", stdout("a = 2\n")), True),
+    ("one unit", code("print(f'mean {143.4:.0f}')", stdout("mean 142\n")), True),
+    ("two units", code("print(f'mean {143.6:.0f}')", stdout("mean 142\n")), False),
+    ("another word", code("print('mean 142')", stdout("most 142\n")), False),
+    ("a line more", code("print('a\\nb')", stdout("a\n")), False),
+    (
+        "a figure of other data",
+        code(
+            'HTML(\'<p id="live-head-maps-01234567">[0.12,99]</p>\')',
+            shown(html='<p id="live-head-maps-89abcdef">[0.13,100]</p>', plain=HTML),
+        ),
+        True,
+    ),
+    ("two units in a figure", code("HTML('<p>0.12')", shown(html="<p>0.14", plain=HTML)), False),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory):
+    """Run the checks of `make test` on one notebook; return which cells pass, and the report."""
+    cells = number_cells([cell for _, cell, _ in STORED])
+    path = write(tmp_path_factory.mktemp("nbval"), cells, "stored.ipynb")
+    options = shlex.split((ROOT / "tests" / "nbval.args").read_text(encoding="utf-8"))
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *options, str(path)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
-    environment["PYTHONPATH"] = str(ROOT)
     run = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=path.parent, timeout=300
+        command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=300
     )
-    return run.returncode, run.stdout
+    return re.findall(r"::Cell \d+ (PASSED|FAILED)", run.stdout), run.stdout
 
 
-def test_nbval_passes_the_right_output_and_fails_a_wrong_one(tmp_path):
-    right = [code("print('a =', 1 + 1)", stdout("a = 2\n")), text("Done.")]
-    wrong = [code("print('a =', 1 + 1)", stdout("a = 3\n")), text("Done.")]
-    status, output = nbval(write(tmp_path, number_cells(right), "right.ipynb"))
-    assert status == 0 and "1 passed" in output, output
-    status, output = nbval(write(tmp_path, number_cells(wrong), "wrong.ipynb"))
-    assert status == 1 and "1 failed" in output, output
+def test_nbval_passes_what_may_differ_and_fails_what_may_not(checked):
+    outcomes, report = checked
+    got = dict(zip((what for what, _, _ in STORED), outcomes, strict=True))
+    assert got == {what: "PASSED" if same else "FAILED" for what, _, same in STORED}, report
 
 
-def test_the_first_cell_runs_and_prints_nothing(tmp_path):
-    cells = [code(repository.first_cell()), code("import src")]
-    status, output = nbval(write(tmp_path, number_cells(cells), "first.ipynb"))
-    assert status == 0 and "2 passed" in output, output
+def test_nbval_names_the_number(checked):
+    assert "142 was stored, 144 came in: mean 144\n" in checked[1]
+    assert "0.14 was stored, 0.12 came in: <p>0.12\n" in checked[1]
+
+
+def test_make_test_checks_the_notebooks_with_these_options():
+    script = (ROOT / "tools" / "run_tests.sh").read_text(encoding="utf-8")
+    assert script.count("tests/nbval.args") == 1 and "--nbval" not in script
 
 
 def test_the_first_cell_says_what_to_do_where_src_is_missing(monkeypatch):

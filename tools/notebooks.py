@@ -32,6 +32,8 @@ PART = re.compile(
     r"(?P<body>(?:.*\n)*?)(?P=fence)\s*$",
     re.MULTILINE,
 )
+# A power of ten made from a result: two machines on either side of it print two bounds.
+COMPUTED_DECADE = re.compile(r"\b(?:ceil|floor|round|int)\(.*\blog10\b")
 FORBIDDEN = {
     r"(?<![\w.])/(?:home|root|tmp|work|Users|content)/\w": "a path of one machine",
     r"\bsite-packages\b": "a path of one machine",
@@ -191,6 +193,8 @@ def _code(code: list[dict]):
         for line in cell["source"].splitlines():
             if len(line) > MAX_LINE:
                 yield f"code cell {number}: a line of {len(line)} characters, > {MAX_LINE}"
+        if COMPUTED_DECADE.search(cell["source"]):
+            yield f"code cell {number}: a power of ten computed from a result: print a fixed bound"
     sources = "\n".join(c["source"] for c in code)
     if "src.figures" in sources or "import figures" in sources:
         if "use_style()" not in sources:

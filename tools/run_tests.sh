@@ -27,8 +27,7 @@ part "the book builds without a warning" "$make" --no-print-directory _build/.bu
 part "unit tests and checks of notebooks and book" "$python" -m pytest -q -n 2 tests
 # One worker a notebook: its cells share a kernel.
 part "notebooks give their stored outputs again" "$python" -m pytest -q \
-    -p tests.kernels --nbval --nbval-current-env --nbval-sanitize-with=tests/nbval.cfg --nbval-cell-timeout=600 \
-    -n 2 --dist loadfile notebooks
+    $(cat "${0%/*}/../tests/nbval.args") -n 2 --dist loadfile notebooks
 
 printf '\n== summary%s\n' "$results"
 exit $status
