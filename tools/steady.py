@@ -35,6 +35,7 @@ import notebooks  # noqa: E402
 from tests.kernels import PrivateKernelManager  # noqa: E402
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NBVAL = (ROOT / "tests" / "nbval.args").read_text(encoding="utf-8").split()
 FOUND = ROOT / "book" / "steady.json"
 SHIFTS = range(6)
 MARGIN = 3.0  # standard deviations between a quantity and its bound
@@ -161,7 +162,8 @@ def machines(paths: list[Path]) -> bool:
             workers = max(1, os.cpu_count() // threads)
             start = time.monotonic()
             run = subprocess.run(
-                [sys.executable, "-m", "pytest", "-q", *NBVAL, "-n", str(workers), *map(str, paths)],
+                [sys.executable, "-m", "pytest", "-q", *NBVAL, "-n", str(workers),
+                 "--dist", "loadfile", *map(str, paths)],
                 cwd=ROOT, env=env, text=True, capture_output=True,
             )  # fmt: skip
             counts = dict.fromkeys(("passed", "failed"), 0)
