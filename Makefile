@@ -1,7 +1,8 @@
 # make book    build the HTML book
 # make test    run every check: unit tests, notebooks, the built book
 #
-# Needs Python 3.11 or newer and make; everything else is installed into .venv here.
+# Needs Python 3.11 or newer and make; everything else is installed into .venv here. The book needs
+# less than the tests, so PyTorch comes only with what runs code of the course.
 # Choose an interpreter with  make book PYTHON=python3.12
 
 SHELL = /bin/sh
@@ -15,12 +16,13 @@ export OMP_NUM_THREADS = 1
 export HF_HUB_OFFLINE = 1
 
 NOTEBOOKS = $(sort $(wildcard notebooks/*.ipynb))
-BOOK_SOURCES = Makefile _config.yml _toc.yml requirements.txt \
+BOOK_SOURCES = Makefile _config.yml _toc.yml requirements.txt requirements-book.txt \
 	$(wildcard book/*.md book/*.bib book/*.yml tools/*.py _static/* _templates/*) \
 	$(wildcard src/*.py src/checks/*.py src/live/* src/results/*.json) $(NOTEBOOKS)
 BUILT = _build/.built
 
-.PHONY: help environment book pdf test colab execute experiments benchmarks steady repository clean
+.PHONY: help environment book-environment book pdf test colab execute experiments benchmarks steady \
+	repository clean
 
 help:
 	@echo "make book               build the HTML book"
@@ -36,9 +38,12 @@ help:
 	@echo "make clean              delete the built book (the environment stays)"
 
 environment:
-	@sh tools/environment.sh "$(VENV)" "$(PYTHON)"
+	@sh tools/environment.sh "$(VENV)" "$(PYTHON)" all
 
-book: environment
+book-environment:
+	@sh tools/environment.sh "$(VENV)" "$(PYTHON)" book
+
+book: book-environment
 	@$(MAKE) --no-print-directory $(BUILT)
 	@echo "The book is built. Open _build/html/index.html in a browser."
 
@@ -86,7 +91,7 @@ steady: environment
 	$(PY) tools/steady.py seeds $(NOTEBOOKS)
 	$(PY) tools/steady.py machines $(NOTEBOOKS)
 
-repository: environment
+repository: book-environment
 	@test -n "$(URL)" || { echo "say where to: make repository URL=https://github.com/OWNER/NAME" >&2; exit 2; }
 	@$(PY) tools/repository.py set "$(URL)"
 

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 from functools import cache
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -16,6 +18,8 @@ import pytest
 import yaml
 from bs4 import BeautifulSoup
 from sample import FILE, ROOT, code, notebooks, repository, sample_cells, write
+from sphinx.util.inspect import signature
+from sphinx.util.typing import stringify_annotation
 
 import browser
 import chapter_pages
@@ -245,6 +249,30 @@ def test_the_reference_documents_every_module():
         assert f"src.{module}" in " ".join(h.get_text() for h in page.select("h2"))
         if module != "train":
             assert any(i.startswith(f"src.{module}.") for i in documented), module
+
+
+def test_the_reference_reads_as_if_it_had_been_made_with_pytorch():
+    """The build imports stand-ins; these tests import the real packages."""
+
+    def text(annotation) -> str:
+        return re.sub(r"~(?:\w+\.)+", "", stringify_annotation(annotation, "smart"))
+
+    seen = []
+    page = soup(HTML / "book" / "api.html")
+    for tag in page.select("dl.function > dt[id^='src.'], dl.method > dt[id^='src.']"):
+        _, module, name = tag["id"].split(".", 2)
+        real = signature(attrgetter(name)(import_module(f"src.{module}")))
+        hints = {p.name: text(p.annotation) for p in real.parameters.values()}
+        for parameter in tag.select(".sig-param"):
+            shown = re.match(r"\W*(\w+): (.*?)(?: = .*)?$", parameter.get_text())
+            if shown:
+                seen.append(shown[2])
+                assert hints[shown[1]] == shown[2], tag["id"]
+        for returned in tag.select(".sig-return-typehint"):
+            seen.append(returned.get_text())
+            assert text(real.return_annotation) == seen[-1], tag["id"]
+    kinds = ("Float[Tensor, '*axes T K']", "device | str | None", "Callable[[Tensor], Tensor]")
+    assert len(seen) > 500 and set(kinds) <= set(seen)
 
 
 def test_a_row_of_the_ledger_can_be_reached_from_its_box():

@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import importlib.metadata
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from sample import ROOT, repository
 
 import package  # in tools/, which `sample` has put on the path
 import readme
+import stand_ins
 
 LEVELS = package.levels()
 MODULES = package.modules()
@@ -115,10 +117,14 @@ def test_lines_fit(path):
 # --- what is installed
 
 
-def pins() -> dict[str, Requirement]:
-    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    found = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    return {r.name.lower().replace("_", "-"): r for r in found}
+def pins(file: str = "requirements.txt") -> dict[str, Requirement]:
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+    found = [Requirement(line) for line in lines if line and line[0] not in "#-"]
+    return {normal(r.name): r for r in found}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def project() -> dict:
@@ -147,16 +153,50 @@ def test_the_package_asks_for_lower_bounds_that_the_pins_fulfil():
 def test_the_package_declares_what_it_imports():
     declared = {Requirement(d).name.lower().replace("-", "_") for d in project()["dependencies"]}
     declared |= {"ipython" if d == "ipython" else d for d in declared}
+    foreign = {n.lower() for n in imports_from_outside(FILES.values()) - {"src"}}
+    # matplotlib_inline comes with every kernel that draws.
+    assert foreign - declared - {"matplotlib_inline"} == set()
+
+
+def imports_from_outside(paths) -> set[str]:
+    """The packages that files import, also inside functions, without the standard library."""
     imported = set()
-    for path in FILES.values():
+    for path in paths:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 imported.add(node.module.split(".")[0])
-    foreign = {n.lower() for n in imported - set(sys.stdlib_module_names) - {"src"}}
-    # matplotlib_inline comes with every kernel that draws.
-    assert foreign - declared - {"matplotlib_inline"} == set()
+    return imported - set(sys.stdlib_module_names)
+
+
+def extensions_with_what_they_import():
+    """The files in `tools/` that the build of the book runs."""
+    found, waiting = set(), [ROOT / "tools" / "course_pages.py"]
+    while waiting:
+        path = waiting.pop()
+        found.add(path)
+        beside = {path.with_name(f"{name}.py") for name in imports_from_outside([path])}
+        waiting += [p for p in beside - found if p.is_file()]
+    return found
+
+
+def test_the_book_is_built_from_what_it_installs_and_from_stand_ins():
+    book, tools = pins("requirements-book.txt"), extensions_with_what_they_import()
+    text = (ROOT / "requirements-book.txt").read_text(encoding="utf-8")
+    assert "\n-c requirements.txt\n" in text and not any(r.specifier for r in book.values())
+    assert set(book) <= set(pins()) and not {"torch", "d2l", "transformers"} & set(book)
+
+    by_import = importlib.metadata.packages_distributions()
+    imported = imports_from_outside([*FILES.values(), *tools]) - {"src", *(p.stem for p in tools)}
+    missing = {n for n in imported if not {normal(d) for d in by_import.get(n, [])} & set(book)}
+    assert missing == set(stand_ins.PACKAGES), "see requirements-book.txt and tools/stand_ins.py"
+
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["sphinx"]["config"]
+    brought = {normal(Requirement(r).name) for r in importlib.metadata.requires("jupyter-book")}
+    for extension in set(config["extensions"]) - {p.stem for p in tools}:
+        packages = {normal(d) for d in by_import[extension.partition(".")[0]]}
+        assert packages & (brought | set(book)), extension
 
 
 # --- the words
@@ -238,9 +278,9 @@ def test_a_config_without_address_is_refused(tmp_path):
 # --- the two commands
 
 
-def environment(*arguments, path=os.environ["PATH"], cwd=ROOT):
+def environment(venv, python="", level="all", path=os.environ["PATH"], cwd=ROOT):
     return subprocess.run(
-        ["/bin/sh", str(ROOT / "tools" / "environment.sh"), *arguments],
+        ["/bin/sh", str(ROOT / "tools" / "environment.sh"), venv, python, level],
         env={"PATH": str(path)}, cwd=cwd, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 
@@ -269,8 +309,7 @@ def test_a_missing_python_is_refused_in_one_sentence():
 
 
 def test_a_machine_without_new_python_is_told_so(tmp_path):
-    for name in ("requirements.txt", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
+    copy_pins(tmp_path)
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("cat", "cksum"):
@@ -280,6 +319,75 @@ def test_a_machine_without_new_python_is_told_so(tmp_path):
     run = environment("venv", path=tools, cwd=tmp_path)
     assert run.returncode == 1 and "No Python 3.11 or newer" in run.stderr
     assert len(run.stderr.strip().splitlines()) == 1 and not (tmp_path / "venv").exists()
+
+
+def copy_pins(folder):
+    for name in ("requirements.txt", "requirements-book.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """Return a function that asks for a level and says how Python is called to reach it."""
+    copy_pins(tmp_path)
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    calls = tmp_path / "calls"
+    python = fake(
+        tmp_path / "venv" / "bin" / "python",
+        f'case "$*" in "-c import pip") [ ! -e nopip ] ;; -c*) echo 3.11 ;; '
+        f"*) echo \"$*\" >>{calls}; [ ! -e broken ] ;; esac",
+    )
+
+    def ask(level, status=0):
+        calls.write_text("")
+        run = environment("venv", str(python), level, cwd=tmp_path)
+        assert run.returncode == status, run.stderr
+        options = {"-m", "pip", "install", "-q", "--disable-pip-version-check"}
+        return [" ".join(w for w in c.split() if w not in options) for c in calls.open()]
+
+    return ask
+
+
+BOOK = ["-r requirements-book.txt"]
+ALL = ["-r requirements.txt -e .", "check"]
+ANEW = ["venv --clear venv"]
+
+
+def test_the_tests_complete_the_environment_of_the_book(installed):
+    assert installed("book") == BOOK
+    assert installed("book") == []
+    assert installed("all") == ALL
+    assert installed("book") == installed("all") == []
+    assert installed("book, please", status=2) == []
+
+
+def test_other_pins_are_installed_over_the_old_ones(installed, tmp_path):
+    for level, calls in (("book", BOOK), ("all", ALL)):
+        installed(level)
+        with (tmp_path / "requirements.txt").open("a") as file:
+            file.write("# changed\n")
+        assert installed(level) == calls
+        assert installed(level) == []
+
+
+@pytest.mark.parametrize(("level", "calls"), [("book", BOOK), ("all", ALL)])
+def test_an_installation_that_was_cut_off_goes_on(level, calls, installed, tmp_path):
+    installed("book")
+    with (tmp_path / "requirements.txt").open("a") as file:
+        file.write("# changed\n")
+    (tmp_path / "broken").touch()
+    assert installed(level, status=1) == calls[:1]
+    assert not (tmp_path / "venv" / ".state").exists()
+    (tmp_path / "broken").unlink()
+    assert installed(level) == calls
+
+
+def test_an_environment_without_pip_or_of_another_folder_is_made_anew(installed, tmp_path):
+    (tmp_path / "nopip").touch()
+    assert installed("book") == ANEW + BOOK
+    state = tmp_path / "venv" / ".state"
+    state.write_text(state.read_text().replace(str(tmp_path), "/elsewhere"))
+    assert installed("book") == ANEW + BOOK
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@
 """
 
 import re
+import sys
 from itertools import groupby
 from pathlib import Path
 
@@ -23,9 +24,11 @@ import package
 import plan_page
 import speed_page
 import stamp
+import stand_ins
 import steady_page
 from chapter_pages import row_of, target_of
 from docutils import nodes
+from repository import ROOT
 from sphinx.errors import ConfigError
 from sphinx.util import logging
 
@@ -193,6 +196,8 @@ def _plain(text: str) -> str:
 
 
 def setup(app):
+    sys.path.insert(0, str(ROOT))  # the reference is of this folder's `src`, installed or not
+    stand_ins.install()
     app.connect("config-inited", sign)
     app.connect("builder-inited", complete_visitors)
     app.connect("source-read", generate)

@@ -1,9 +1,17 @@
 #!/bin/sh
-# environment.sh VENV [PYTHON]: make sure that VENV holds the pinned packages and the package `src`.
-# Does nothing when it does already. Plain POSIX shell, since nothing else is installed yet.
+# environment.sh VENV PYTHON book|all: make sure that VENV holds the pinned packages: those that
+# build the book, or all of them and the package `src`. PYTHON may be empty.
+# Does nothing when they are there already. Plain POSIX shell, since nothing else is installed yet.
 set -eu
 venv=$1
-wanted=${2:-}
+wanted=$2
+level=$3
+
+case $level in
+    book) packages="-r requirements-book.txt" size="a minute and about 0.5 GB" ;;
+    all) packages="-r requirements.txt -e ." size="a few minutes and about 6 GB" ;;
+    *) echo "environment.sh: the third argument must be book or all, got '$level'." >&2; exit 2 ;;
+esac
 
 fits='import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))'
 version='import sys; print("%d.%d" % sys.version_info[:2])'
@@ -20,14 +28,16 @@ if [ -n "$wanted" ]; then
 fi
 
 # What the environment depends on. The folder is part of it: scripts in a venv hold its path.
-state="$(pwd) $(cat requirements.txt pyproject.toml | cksum)"
+state="$(pwd) $(cat requirements.txt requirements-book.txt pyproject.toml | cksum)"
 if [ -x "$venv/bin/python" ] && "$venv/bin/python" -c "$fits" 2>/dev/null; then
     has=$("$venv/bin/python" -c "$version")
     if [ -z "$wanted" ] || [ "$has" = "$found" ]; then
-        [ "$(cat "$venv/.state" 2>/dev/null)" = "$state" ] && exit 0
-        # Another folder than this one wrote it: begin anew. Other pins: install over it.
+        # Another folder than this one wrote it: begin anew. Other pins, fewer packages, or an
+        # installation that was cut off: install over it.
         case "$(cat "$venv/.state" 2>/dev/null || :)" in
-            ''|"$(pwd) "*) keep=yes ;;
+            "$state all"|"$state $level") exit 0 ;;
+            "$(pwd) "*) keep=yes ;;
+            '') if "$venv/bin/python" -c 'import pip' 2>/dev/null; then keep=yes; fi ;;
         esac
     fi
 fi
@@ -49,8 +59,9 @@ if [ -z "${keep:-}" ]; then
     "$wanted" -m venv --clear "$venv"
 fi
 
-echo "Installing the pinned packages into $venv (a few minutes and about 6 GB the first time)."
+echo "Installing the pinned packages into $venv ($size the first time)."
 rm -f "$venv/.state"
-"$venv/bin/python" -m pip install -q --disable-pip-version-check -r requirements.txt -e .
-"$venv/bin/python" -m pip check
-printf '%s\n' "$state" > "$venv/.state"
+"$venv/bin/python" -m pip install -q --disable-pip-version-check $packages
+# What only the tests need may be of older pins still, until they install it.
+[ "$level" = book ] || "$venv/bin/python" -m pip check
+printf '%s\n' "$state $level" > "$venv/.state"

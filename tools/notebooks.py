@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -68,6 +69,7 @@ class Finding:
     notebook: Path
 
 
+@cache
 def load_claims(path: Path = ROOT / "book" / "claims.yml") -> dict[str, Claim]:
     """Read the claims, by id and in the order of the file."""
     entries = yaml.safe_load(path.read_text(encoding="utf-8"))
