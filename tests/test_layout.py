@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
+import conftest
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -451,6 +453,54 @@ def test_the_book_is_built_again_when_anything_changes_that_it_shows():
 def test_the_makefile_uses_nothing_newer_than_make_3_81():
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert not re.search(r"\.ONESHELL|!=|&:|\$\(file |undefine", text)
+
+
+# --- the oldest and the newest versions
+
+
+def versions(*arguments, path, cwd):
+    return subprocess.run(
+        ["/bin/sh", str(ROOT / "tools" / "versions.sh"), *arguments],
+        env={"PATH": path}, cwd=cwd, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", ["nothing", "--package", "--nbval-lax", "uv pip install"])
+@pytest.mark.parametrize(("which", "resolution"), [("oldest", "lowest-direct"), ("newest", "highest")])
+def test_tests_and_notebooks_run_in_an_environment_of_their_own(which, resolution, broken, tmp_path):
+    """A Python that makes an environment whose Python notes how it is called."""
+    inner = f'echo "$*" >> calls; case "$*" in *"{broken}"*) exit 1 ;; esac'
+    fake(tmp_path / "inner", inner)
+    outer = f"mkdir -p .venv-{which}/bin; cp inner .venv-{which}/bin/python"
+    fake(tmp_path / "python", outer)
+    run = versions(which, str(tmp_path / "python"), path=os.environ["PATH"], cwd=tmp_path)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert run.returncode == (broken != "nothing")
+    assert f"--resolution {resolution} -e .[notebooks,tests]" in calls[1]
+    parts = [flag for flag in ("--package", "--nbval-lax") if any(flag in call for call in calls)]
+    assert parts == ([] if broken == "uv pip install" else ["--package", "--nbval-lax"])
+
+
+def test_versions_refuses_what_it_does_not_know(tmp_path):
+    run = versions("old", path=os.environ["PATH"], cwd=tmp_path)
+    assert (run.returncode, run.stderr) == (2, "say oldest or newest, got old\n")
+    run = versions("oldest", "no-such-python", path=os.environ["PATH"], cwd=tmp_path)
+    assert run.returncode == 1 and run.stderr.startswith("there is no no-such-python here")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_tests_of_the_package_need_nothing_else():
+    """What `--package` leaves out needs the book or another library; the rest needs neither."""
+    files = sorted(ROOT.glob("tests/test_*.py"))
+    asked = SimpleNamespace(getoption=lambda name: name == "--package")
+    chosen = [path for path in files if not conftest.pytest_ignore_collect(path, asked)]
+    left_out = {path.stem for path in files} - {path.stem for path in chosen}
+    assert {"test_book", "test_browser", "test_colab", "test_layout", "test_parity"} <= left_out
+    assert {"test_transformer", "test_train_cli", "test_figures"}.isdisjoint(left_out)
+    brought = [*declared("notebooks", "tests"), Requirement("requests")]  # by pypi-simple
+    assert missing(set().union(*map(imports, chosen)), brought) == set()
+    never = SimpleNamespace(getoption=lambda name: False)
+    assert not any(conftest.pytest_ignore_collect(path, never) for path in files)
 
 
 # --- the workflows

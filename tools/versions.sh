@@ -10,6 +10,7 @@ case $1 in
 esac
 python=.venv-$1/bin/python
 
+command -v "$wanted" >/dev/null || { echo "there is no $wanted here; pass PYTHON=…" >&2; exit 1; }
 "$wanted" -m venv --clear ".venv-$1"
 "$python" -m pip install -q --disable-pip-version-check uv
 "$python" -m uv pip install -q --python "$python" --resolution "$resolution" -e ".[notebooks,tests]"
