@@ -21,20 +21,22 @@ BOOK_SOURCES = Makefile _config.yml _toc.yml requirements.txt requirements-book.
 	$(wildcard src/*.py src/checks/*.py src/live/* src/results/*.json) $(NOTEBOOKS)
 BUILT = _build/.built
 
-.PHONY: help environment book-environment book pdf test colab execute experiments benchmarks steady \
-	repository clean
+.PHONY: help environment book-environment book pdf test colab oldest newest execute experiments \
+	benchmarks steady repository clean
 
 help:
 	@echo "make book               build the HTML book"
 	@echo "make pdf                the same, and print it as one PDF (needs Chromium)"
 	@echo "make test               run every check (unit tests, notebooks, the book)"
 	@echo "make colab              run every notebook in a simulated Colab (six minutes)"
+	@echo "make oldest             run the package's tests and the notebooks with the oldest versions"
+	@echo "make newest             that pyproject.toml allows, or with the newest on the index"
 	@echo "make execute            run all notebooks again and store their outputs;"
 	@echo "                        NOTEBOOKS=notebooks/X.ipynb for one"
 	@echo "make experiments        measure the long experiments again (an hour and a half)"
 	@echo "make steady             run all notebooks with other seeds, kernels, threads (an hour)"
 	@echo "make benchmarks         measure the speed beside other libraries again (quiet machine)"
-	@echo "make repository URL=…   move the project to another GitHub address"
+	@echo "make repository         move the project to where git's origin is, or to URL=https://github.com/…"
 	@echo "make clean              delete the built book (the environment stays)"
 
 environment:
@@ -64,6 +66,10 @@ test: environment
 colab: environment
 	COLAB=all $(PY) -m pytest -q -n 2 tests/test_colab.py
 
+# Each in an environment of its own: what is pinned, and what the book needs, is not there.
+oldest newest:
+	@sh tools/versions.sh $@ "$(PYTHON)"
+
 execute: environment
 	$(PY) tools/repository.py sync $(NOTEBOOKS)
 	$(PY) tools/readme.py
@@ -92,8 +98,7 @@ steady: environment
 	$(PY) tools/steady.py machines $(NOTEBOOKS)
 
 repository: book-environment
-	@test -n "$(URL)" || { echo "say where to: make repository URL=https://github.com/OWNER/NAME" >&2; exit 2; }
-	@$(PY) tools/repository.py set "$(URL)"
+	@$(PY) tools/repository.py set $(if $(URL),"$(URL)")
 
 clean:
 	rm -rf _build

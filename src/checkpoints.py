@@ -164,7 +164,8 @@ def _load_moments(
         kind, _, name = key.partition(".")
         if kind == "optimizer":
             name, _, moment = name.rpartition(".")
-            state.setdefault(name, {})[moment] = tensor
+            # A copy: Windows replaces no file of which a tensor is a view.
+            state.setdefault(name, {})[moment] = tensor.clone()
     entries = {"state": state, "param_groups": groups}
     set_optimizer_state_dict(model, optimizer, entries, options=_WHOLE)
     for group, own, rate in zip(optimizer.param_groups, options, lr, strict=True):

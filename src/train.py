@@ -10,7 +10,6 @@ bad input, and 128 + n after signal n. Under torchrun the status is the launcher
 whatever went wrong, bad input too, and its own report stands below the sentence that says what.
 """
 
-import fcntl
 import hashlib
 import math
 import os
@@ -54,6 +53,11 @@ from src.train_options import (
 )
 from src.training import Evaluation, Record, Trainer
 from src.transformer import Transformer
+
+try:
+    import fcntl
+except ImportError:  # Windows, where a folder cannot be locked
+    fcntl = None
 
 PROGRAM = "src.train"
 
@@ -250,7 +254,8 @@ def tensorboard(folder: Path, step: int) -> Callable[[Trainer, Record | Evaluati
 def alone(out: Path) -> Iterator[None]:
     """Make the folder of a run, keep other runs out of it, and remove it if it stays empty.
 
-    The folder itself is locked, so nothing is left behind, however the process ends.
+    The folder itself is locked, so nothing is left behind, however the process ends. On Windows
+    and on a file system without locks, nothing keeps another run out.
 
     Raises:
         ValueError: If another run is at work there.
@@ -260,6 +265,8 @@ def alone(out: Path) -> Iterator[None]:
 
         def lock() -> None:
             out.mkdir(parents=True, exist_ok=True)
+            if fcntl is None:
+                return
             folder = os.open(out, os.O_RDONLY)
             held.callback(os.close, folder)
             try:

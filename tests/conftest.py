@@ -5,11 +5,13 @@ has to be in place before the package is imported for the first time.
 """
 
 import os
+import re
 
 # More threads than cores makes small matrix products slower, and with pytest-xdist each worker
 # has a core of its own. Set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hypothesis
 import jaxtyping
 import matplotlib
 import pytest
@@ -17,6 +19,9 @@ import torch
 
 matplotlib.use("Agg")
 torch.set_num_threads(1)
+# A busy machine is no fault of the code.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +38,22 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", before)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--package", action="store_true",
+        help="only the tests of the package: no book, no tool of it, no other library but PyTorch",
+    )  # fmt: skip
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave out, under `--package`, what needs more than `pip install -e .[tests]` brings."""
+    if config.getoption("--package") and collection_path.name.startswith("test_"):
+        text = collection_path.read_text(encoding="utf-8")
+        if re.search(r"^(?:import|from) (?:sample|nbclient|d2l|transformers)\b", text, re.MULTILINE):
+            return True
+    return None
 
 
 def pytest_collection_modifyitems(items):

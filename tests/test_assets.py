@@ -4,6 +4,7 @@ import hashlib
 import io
 import multiprocessing
 import shutil
+import sys
 import tarfile
 import zipfile
 from types import SimpleNamespace
@@ -211,6 +212,7 @@ def _fetch_at_once(index, table, barrier, results):
     results.put(hashlib.sha256(fetch("s/SENTENCES", client=index).read_bytes()).hexdigest())
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="forks are POSIX")
 def test_processes_may_fetch_at_the_same_time(cache, serve):
     index = serve(GOOD)
     fork = multiprocessing.get_context("fork")

@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -152,8 +151,8 @@ def test_a_run_killed_twice_ends_like_one_never_killed(tmp_path):
         process = start(tmp_path / "killed")
         for line in process.stdout:
             if line.strip() == f"step {kill_at}":
-                os.kill(process.pid, signal.SIGKILL)
-        assert process.wait(timeout=60) == -signal.SIGKILL
+                process.kill()
+        assert process.wait(timeout=60) != 0
         step = read_header(tmp_path / "killed" / "last.safetensors")["state"]["step"]
         # One update may be lost: the one that was not saved yet. A few more may have been made.
         assert max(reached, kill_at - 1) <= step < 24
@@ -243,7 +242,7 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path):
         assert path.read_text() == "other"
     assert path.read_text() == "one, and more" and list(tmp_path.iterdir()) == [path]
     assert {one.suffix, other.suffix} == {".partial"}
-    with pytest.raises(NotADirectoryError) as error, replacing(path / "b") as partial:
+    with pytest.raises((NotADirectoryError, FileNotFoundError)) as error, replacing(path / "b") as partial:
         partial.write_text("")
     assert error.value.filename == str(path / "b")
 

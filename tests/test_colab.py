@@ -1,7 +1,7 @@
 """The notebooks on Colab, simulated: nothing of the project is there but the notebook.
 
-A bare environment holds what Colab brings along (PyTorch, numpy, matplotlib, the kernel) and a
-stub of `google.colab`. A notebook's first cell, run in an empty folder, must fetch the project from
+A bare environment holds a part of what Colab brings along (PyTorch, numpy, matplotlib, the kernel)
+and a stub of `google.colab`. A notebook's first cell, run in an empty folder, must fetch the project from
 git, install what is missing and leave alone what Colab had. One notebook is run to its end there,
 and what all of them import is imported; `make colab` runs every cell of every notebook.
 """
@@ -24,7 +24,7 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-PREINSTALLED = ("torch", "numpy", "matplotlib", "pandas", "scikit-learn", "ipykernel", "pip")
+PREINSTALLED = ("torch", "numpy", "matplotlib", "pandas", "ipykernel", "pip")
 # Run from top to bottom: one that is short, draws, loads data and shows source; or all.
 ALL = os.environ.get("COLAB") == "all"
 WHOLE = [path for path in NOTEBOOKS if ALL or path.stem == "ch10_2_attention_pooling"]

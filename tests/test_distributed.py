@@ -24,8 +24,14 @@ distributed_run(*json.loads({runs!r}))
 """
 
 
+def not_on_windows():
+    if sys.platform == "win32":
+        pytest.skip("several processes are tried on Linux and macOS")
+
+
 def launch(processes, tmp_path, *more, **options):
     """Start ``processes`` of `toy_training.distributed_run` under torchrun: one run, and more."""
+    not_on_windows()
     script = tmp_path / "worker.py"
     runs = json.dumps([options, *more])
     script.write_text(WORKER.format(tests=str(Path(__file__).parent), runs=runs))
@@ -142,6 +148,7 @@ def limited():
 
 def torchrun_command(corpus, out, *options, status=0, **kwargs):
     """What it wrote to standard output, or to standard error if it fails."""
+    not_on_windows()
     arguments = ["--tsv", corpus, "--out", out, "--preset", "tiny", "--d-model", 16, "--dropout", 0,
                  "--num-heads", 2, "--d-ff", 16, "--tokenizer", "word", "--vocab-size", 40,
                  "--batch-size", 8, "--eval-every", 2, "--valid-share", 0.2, "--lr", 0.01,

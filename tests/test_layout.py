@@ -3,13 +3,17 @@
 import ast
 import graphlib
 import importlib.metadata
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
+from types import SimpleNamespace
 
+import conftest
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -143,31 +147,102 @@ def test_the_five_packages_are_pinned():
     assert pins()["jupyter-book"].specifier.contains("1.0.4.post1")
 
 
+def declared(*extras: str) -> list[Requirement]:
+    """What `pip install attention-course[EXTRAS]` asks for."""
+    lists = [project()["dependencies"], *(project()["optional-dependencies"][e] for e in extras)]
+    return [Requirement(line) for lines in lists for line in lines]
+
+
 def test_the_package_asks_for_lower_bounds_that_the_pins_fulfil():
-    for requirement in map(Requirement, project()["dependencies"]):
+    for requirement in declared("notebooks", "tests"):
         assert [s.operator for s in requirement.specifier] == [">="], requirement
         (pin,) = pins()[requirement.name.lower()].specifier
         assert requirement.specifier.contains(pin.version), requirement
 
 
+MISSING = {"ImportError", "ModuleNotFoundError"}
+
+
+def imports(path: Path, source: str | None = None) -> set[str]:
+    """The modules that a file imports, by their first names, without those that it can miss."""
+    tree = ast.parse(path.read_text(encoding="utf-8") if source is None else source)
+    optional = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Try)
+        and any(getattr(h.type, "id", "") in MISSING for h in node.handlers)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import) and id(node) not in optional:
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and id(node) not in optional:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def code_of(notebook: Path) -> str:
+    """The code of a notebook as Python: magics become comments."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    return re.sub(r"^( *)[%!]", r"\1pass  # ", "\n".join(sources), flags=re.MULTILINE)
+
+
+# Where the name that is imported is not the one that is installed.
+INSTALLED_AS = {"sklearn": "scikit-learn", "bs4": "beautifulsoup4", "yaml": "pyyaml"}
+
+
+def missing(modules: set[str], requirements) -> set[str]:
+    """The modules that no requirement brings."""
+    own = {path.stem for folder in ("tools", "tests") for path in (ROOT / folder).glob("*.py")}
+    foreign = modules - set(sys.stdlib_module_names) - own - {"src", "benchmarks", "tests"}
+    names = {re.sub("[-_.]+", "-", requirement.name).lower() for requirement in requirements}
+    return {m for m in foreign if INSTALLED_AS.get(m, m).lower().replace("_", "-") not in names}
+
+
 def test_the_package_declares_what_it_imports():
-    declared = {Requirement(d).name.lower().replace("-", "_") for d in project()["dependencies"]}
-    declared |= {"ipython" if d == "ipython" else d for d in declared}
-    foreign = {n.lower() for n in imports_from_outside(FILES.values()) - {"src"}}
-    # matplotlib_inline comes with every kernel that draws.
-    assert foreign - declared - {"matplotlib_inline"} == set()
+    used = set().union(*(imports(path) for path in FILES.values()))
+    assert "torch" in used and missing(used, declared()) == set()
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("notebooks/*.ipynb")), ids=lambda p: p.stem)
+def test_what_a_notebook_imports_comes_with_its_first_cell(path):
+    used = imports(path, code_of(path))
+    assert "torch" in used and missing(used, declared("notebooks")) == set()
+
+
+def test_no_extra_brings_what_no_notebook_imports():
+    used = set().union(*(imports(p, code_of(p)) for p in ROOT.glob("notebooks/*.ipynb")))
+    brought = {Requirement(line).name for line in project()["optional-dependencies"]["notebooks"]}
+    assert brought and brought <= {INSTALLED_AS.get(module, module) for module in used}
+
+
+@pytest.mark.parametrize("folder", ["tests", "tools", "benchmarks", "book"])
+def test_requirements_hold_what_tests_tools_and_measurements_import(folder):
+    used = set().union(*(imports(path) for path in ROOT.glob(f"{folder}/**/*.py")), set())
+    for path in ROOT.glob(f"{folder}/*.md"):
+        for source in re.findall(r"```(?:python|\{code-cell\})\n(.*?)```", path.read_text("utf-8"), re.S):
+            used |= imports(path, source)
+    assert used and missing(used, pins().values()) == set()
+
+
+def test_imports_are_found_in_notebooks_and_optional_ones_are_not(tmp_path):
+    source = (
+        "%pip install x\nimport a.b\nfrom c.d import e\nif a:\n    %matplotlib inline\n"
+        "try:\n    import f\nexcept ImportError:\n    import g\ntry:\n    import h\nexcept OSError:\n"
+        "    pass"
+    )
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": source}]}))
+    assert imports(path, code_of(path)) == {"a", "c", "g", "h"}
+    assert missing({"sklearn", "os", "f"}, [Requirement("scikit-learn>=1")]) == {"f"}
 
 
 def imports_from_outside(paths) -> set[str]:
     """The packages that files import, also inside functions, without the standard library."""
-    imported = set()
-    for path in paths:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                imported |= {alias.name.split(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                imported.add(node.module.split(".")[0])
-    return imported - set(sys.stdlib_module_names)
+    return set().union(*map(imports, paths)) - set(sys.stdlib_module_names)
 
 
 def extensions_with_what_they_import():
@@ -273,6 +348,65 @@ def test_a_config_without_address_is_refused(tmp_path):
     (tmp_path / "_config.yml").write_text("title: x\n")
     with pytest.raises(ValueError, match=r"_config\.yml: no `url:"):
         repository.address(tmp_path / "_config.yml")
+
+
+@pytest.mark.parametrize(
+    "remote",
+    [
+        "https://github.com/Some-One/my.course", "https://github.com/Some-One/my.course.git",
+        "https://token@github.com/Some-One/my.course.git", "git@github.com:Some-One/my.course.git",
+        "ssh://git@github.com/Some-One/my.course",
+    ],
+)  # fmt: skip
+def test_the_address_is_taken_from_origin(remote, tmp_path):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    with pytest.raises(ValueError, match="git knows no remote `origin` here; say where to"):
+        repository.origin(tmp_path)
+    subprocess.run(["git", "-C", tmp_path, "remote", "add", "origin", remote], check=True)
+    assert repository.origin(tmp_path) == "https://github.com/Some-One/my.course"
+
+
+@pytest.mark.parametrize("remote", ["/a/b", "https://u:secret@gitlab.com/a/b", "git@github.org:a/b"])
+def test_an_origin_elsewhere_is_refused(remote, tmp_path):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    subprocess.run(["git", "-C", tmp_path, "remote", "add", "origin", remote], check=True)
+    with pytest.raises(ValueError, match="not a repository on github.com; say where to") as error:
+        repository.origin(tmp_path)
+    assert "secret" not in str(error.value)
+
+
+def test_without_git_there_is_no_origin(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="git knows no remote `origin` here"):
+        repository.origin(tmp_path)
+
+
+def test_make_repository_goes_to_url_or_to_origin(monkeypatch, capsys):
+    for more, arguments in ((["URL=https://github.com/a/b"], ' "https://github.com/a/b"'), ([], "")):
+        run = subprocess.run(
+            ["make", "-n", "repository", *more], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert run.stdout.rstrip().endswith(f"tools/repository.py set{arguments}"), run.stdout
+    went = []
+    monkeypatch.setattr(repository, "origin", lambda: "https://github.com/from/origin")
+    monkeypatch.setattr(repository, "move", lambda url: went.append(url) or [])
+    assert repository.main(["set"]) == 0 and repository.main(["set", "https://github.com/a/b"]) == 0
+    assert went == ["https://github.com/from/origin", "https://github.com/a/b"]
+
+
+def test_a_fork_is_told_in_one_sentence_where_its_links_lead(tmp_path, monkeypatch, capsys):
+    here = repository.address()
+    assert repository.main(["check", here.upper().replace("HTTPS://GITHUB.COM", "https://github.com")]) == 0
+    capsys.readouterr()
+    assert repository.main(["check", "https://github.com/some/fork"]) == 1
+    (sentence,) = capsys.readouterr().out.splitlines()
+    assert sentence.startswith("This repository is https://github.com/some/fork") and here in sentence
+    # One notebook left behind is enough.
+    (tmp_path / "notebooks").mkdir()
+    shutil.copy(ROOT / "_config.yml", tmp_path)
+    cell = {"metadata": {}, "source": repository.first_cell("https://github.com/old/place")}
+    (tmp_path / "notebooks" / "a.ipynb").write_text(json.dumps({"cells": [cell]}))
+    assert "lead to https://github.com/old/place: run" in repository.elsewhere(here, tmp_path)
 
 
 # --- the two commands
@@ -429,14 +563,122 @@ def test_the_makefile_uses_nothing_newer_than_make_3_81():
     assert not re.search(r"\.ONESHELL|!=|&:|\$\(file |undefine", text)
 
 
-def test_the_workflow_runs_both_commands_on_every_python_and_publishes_main():
-    text = (ROOT / ".github" / "workflows" / "book.yml").read_text(encoding="utf-8")
-    workflow = yaml.safe_load(text)
-    check, publish = workflow["jobs"]["check"], workflow["jobs"]["publish"]
-    assert set(workflow[True]) == {"push", "pull_request"}  # YAML reads `on` as true
-    assert check["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
-    commands = [step.get("run", "") for step in check["steps"]]
-    assert any("make book" in c for c in commands) and any("make test" in c for c in commands)
-    assert publish["needs"] == "check" and "refs/heads/main" in publish["if"]
-    assert publish["permissions"] == {"pages": "write", "id-token": "write"}
+# --- the oldest and the newest versions
+
+
+def versions(*arguments, path, cwd):
+    return subprocess.run(
+        ["/bin/sh", str(ROOT / "tools" / "versions.sh"), *arguments],
+        env={"PATH": path}, cwd=cwd, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", ["nothing", "--package", "--nbval-lax", "uv pip install"])
+@pytest.mark.parametrize(("which", "resolution"), [("oldest", "lowest-direct"), ("newest", "highest")])
+def test_tests_and_notebooks_run_in_an_environment_of_their_own(which, resolution, broken, tmp_path):
+    """A Python that makes an environment whose Python notes how it is called."""
+    inner = f'echo "$*" >> calls; case "$*" in *"{broken}"*) exit 1 ;; esac'
+    fake(tmp_path / "inner", inner)
+    outer = f"mkdir -p .venv-{which}/bin; cp inner .venv-{which}/bin/python"
+    fake(tmp_path / "python", outer)
+    run = versions(which, str(tmp_path / "python"), path=os.environ["PATH"], cwd=tmp_path)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert run.returncode == (broken != "nothing")
+    assert f"--resolution {resolution} -e .[notebooks,tests]" in calls[1]
+    parts = [flag for flag in ("--package", "--nbval-lax") if any(flag in call for call in calls)]
+    assert parts == ([] if broken == "uv pip install" else ["--package", "--nbval-lax"])
+
+
+def test_versions_refuses_what_it_does_not_know(tmp_path):
+    run = versions("old", path=os.environ["PATH"], cwd=tmp_path)
+    assert (run.returncode, run.stderr) == (2, "say oldest or newest, got old\n")
+    run = versions("oldest", "no-such-python", path=os.environ["PATH"], cwd=tmp_path)
+    assert run.returncode == 1 and run.stderr.startswith("there is no no-such-python here")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_tests_of_the_package_need_nothing_else():
+    """What `--package` leaves out needs the book or another library; the rest needs neither."""
+    files = sorted(ROOT.glob("tests/test_*.py"))
+    asked = SimpleNamespace(getoption=lambda name: name == "--package")
+    chosen = [path for path in files if not conftest.pytest_ignore_collect(path, asked)]
+    left_out = {path.stem for path in files} - {path.stem for path in chosen}
+    assert {"test_book", "test_browser", "test_colab", "test_layout", "test_parity"} <= left_out
+    assert {"test_transformer", "test_train_cli", "test_figures"}.isdisjoint(left_out)
+    brought = [*declared("notebooks", "tests"), Requirement("requests")]  # by pypi-simple
+    assert missing(set().union(*map(imports, chosen)), brought) == set()
+    never = SimpleNamespace(getoption=lambda name: False)
+    assert not any(conftest.pytest_ignore_collect(path, never) for path in files)
+
+
+# --- the workflows
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def workflow(name):
+    return yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text("utf-8"))
+
+
+def commands(job):
+    return "\n".join(step.get("run", "") for step in job["steps"])
+
+
+def test_the_book_is_checked_and_main_is_published():
+    jobs = workflow("book")["jobs"]
+    assert set(workflow("book")[True]) == {"push", "pull_request"}  # YAML reads `on` as true
+    assert jobs["check"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
+    assert "make book" in commands(jobs["check"]) and "make test" in commands(jobs["check"])
+    assert set(jobs["publish"]["needs"]) == set(jobs) - {"publish"}
+    assert "refs/heads/main" in jobs["publish"]["if"]
+    assert jobs["publish"]["permissions"] == {"pages": "write", "id-token": "write"}
+
+
+def test_the_package_is_checked_on_every_system_and_python():
+    job = workflow("book")["jobs"]["package"]
+    assert job["strategy"]["matrix"] == {
+        "os": ["ubuntu-latest", "macos-latest", "windows-latest"],
+        "python": ["3.11", "3.12", "3.13", "3.14"],
+    }
     assert project()["requires-python"] == ">=3.11"
+    assert "pytest -q --package tests" in commands(job)
+
+
+def test_the_address_is_checked_before_anything_is_installed():
+    job = workflow("book")["jobs"]["address"]
+    own = "https://github.com/${{ github.repository }}"
+    assert commands(job).strip() == f"python3 tools/repository.py check {own}"
+    assert imports(ROOT / "tools" / "repository.py") <= set(sys.stdlib_module_names)
+
+
+def test_oldest_and_newest_run_weekly_and_open_one_issue():
+    jobs = workflow("versions")["jobs"]
+    assert "schedule" in workflow("versions")[True]
+    runs = [(run["which"], run["python"]) for run in jobs["versions"]["strategy"]["matrix"]["include"]]
+    pythons = workflow("book")["jobs"]["package"]["strategy"]["matrix"]["python"]
+    assert runs == [("oldest", pythons[0]), ("newest", pythons[-1])]
+    assert "make ${{ matrix.which }}" in commands(jobs["versions"])
+    assert jobs["report"]["permissions"] == {"issues": "write"} and "permissions" not in jobs["versions"]
+
+
+@pytest.mark.parametrize(("open_titles", "created"), [("", 1), ("another\nT", 0), ("about T", 1)])
+def test_a_second_failure_opens_no_second_issue(open_titles, created, tmp_path):
+    (step,) = workflow("versions")["jobs"]["report"]["steps"]
+    script = re.sub('title=".*"', "title=T", step["run"])
+    assert script != step["run"]
+    fake(tmp_path / "gh", f'case "$*" in *list*) printf "{open_titles}\\n" ;; *) echo x >> made ;; esac')
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "RUN": "r"}
+    subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=env, check=True, timeout=60)
+    made = tmp_path / "made"
+    assert (len(made.read_text().split()) if made.exists() else 0) == created
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_may_do_little_and_pin_what_they_use(path):
+    text = path.read_text(encoding="utf-8")
+    assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
+    used = re.findall(r"uses: (.*)", text)
+    assert used
+    for action in used:
+        assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", action), action
+    assert text.count("persist-credentials: false") == text.count("actions/checkout@")

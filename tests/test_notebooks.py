@@ -347,10 +347,10 @@ def test_make_test_checks_the_notebooks_with_these_options():
 
 def test_the_first_cell_says_what_to_do_where_src_is_missing(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    source = repository.first_cell().replace('        %pip install -q "git+{REPO}"\n', "        pass\n")
+    source = repository.first_cell().replace('        %pip install -q "{COURSE}"\n', "        pass\n")
     before = list(sys.path)
     try:
-        with pytest.raises(ImportError, match=rf'pip install "git\+{repository.address()}"'):
+        with pytest.raises(ImportError, match=rf'notebooks\] @ git\+{repository.address()}"'):
             exec(compile(source, "first cell", "exec"), {})
         assert sys.path[0] == ".."
     finally:

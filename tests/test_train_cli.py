@@ -163,6 +163,7 @@ def test_a_run_continues_with_its_own_settings(trained, capsys):
     assert losses(run)[: len(before)] == before and losses(run)[-1][0] == 155
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
 def test_ctrl_c_saves_and_the_rest_is_exact(corpus, tmp_path):
     steps = ["--steps", 40, "--eval-every", 2, "--log-every", 1]
     arguments = ["--tsv", corpus, *SMALL, *steps]
@@ -195,7 +196,7 @@ def test_early_stop_on_request(corpus, tmp_path, capsys):
 def test_settings_from_a_file_are_overridden_by_flags(corpus, tmp_path):
     toml = tmp_path / "settings.toml"
     toml.write_text(
-        f'tsv = "{corpus}"\nout = "{tmp_path / "run"}"\nseed = 5\ntensorboard = false\n'
+        f'tsv = "{corpus.as_posix()}"\nout = "{(tmp_path / "run").as_posix()}"\nseed = 5\ntensorboard = false\n'
         '[model]\npreset = "tiny"\nd_model = 12\nnum-heads = 2\nnorm_first = true\n'
         '[training]\nsteps = 3\nlr = 1\nbetas = [0.5, 0.6]\n[data]\ntokenizer = "word"\n'
         'vocab_size = 60\nbatch_size = 16\n'
@@ -400,6 +401,7 @@ def test_a_corpus_that_changed_is_noticed(corpus, tmp_path, capsys):
             "--steps", 2)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a folder can be locked on POSIX")
 def test_a_second_run_in_the_same_folder_is_refused(corpus, tmp_path, capsys):
     run = tmp_path / "new" / "run"
     with train.alone(run):
@@ -642,6 +644,7 @@ def test_full_disk_behind_an_output_file(trained, tmp_path, capsys, monkeypatch)
     assert os.readlink(out) == "/dev/full"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links and pipes with names are POSIX")
 def test_links_and_devices_stay_what_they_are(tmp_path):
     real, link, pipe = tmp_path / "folder" / "real", tmp_path / "link", tmp_path / "pipe"
     real.parent.mkdir()
@@ -697,6 +700,7 @@ def test_what_was_translated_comes_before_the_message(trained, tmp_path):
     assert result.returncode == 2
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="broken pipes are POSIX")
 def test_a_reader_who_has_seen_enough_ends_it_quietly(trained):
     end, write = os.pipe()
     os.close(end)

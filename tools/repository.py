@@ -6,12 +6,14 @@
     python tools/repository.py show        print the address
     python tools/repository.py cell        print the first cell that every notebook starts with
     python tools/repository.py sync [FILE]  write that first cell into all or some notebooks
-    python tools/repository.py set URL     move the whole project to another address
+    python tools/repository.py set [URL]   move the whole project there, without URL to `origin`
+    python tools/repository.py check URL   fail if links and first cells lead elsewhere than to URL
 """
 
 import argparse
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +22,11 @@ BRANCH = "main"
 
 # Only github.com: the Colab links and the pages' address are made from owner and name.
 URL = re.compile(r"https://github\.com/(?P<owner>[\w-]+)/(?P<name>[\w.-]+?)(?:\.git)?/?")
+# The same as git writes it: with a user name, or by ssh.
+REMOTE = re.compile(
+    r"(?:https://(?:[^@/]+@)?github\.com/|(?:ssh://)?git@github\.com[:/])"
+    r"(?P<owner>[\w-]+)/(?P<name>[\w.-]+?)(?:\.git)?/?"
+)
 
 # Needed in Colab and in a copy of the notebook, in the way on the page: removed from the HTML.
 FIRST_CELL_METADATA = {"tags": ["remove-cell", "colab-setup"]}
@@ -29,14 +36,15 @@ import importlib.util
 import sys
 
 REPO = "{url}"
+COURSE = f"attention-course[notebooks] @ git+{{REPO}}"
 if importlib.util.find_spec("src") is None:
     if "google.colab" in sys.modules:
-        %pip install -q "git+{{REPO}}"
+        %pip install -q "{{COURSE}}"
     else:  # a notebook opened from a checkout in which nothing was installed
         sys.path.insert(0, "..")
     importlib.invalidate_caches()
     if importlib.util.find_spec("src") is None:
-        raise ImportError(f'run: pip install "git+{{REPO}}" (then restart)')"""
+        raise ImportError(f'run: pip install "{{COURSE}}" (then restart)')"""
 
 
 def address(config: Path = ROOT / "_config.yml") -> str:
@@ -54,6 +62,21 @@ def owner_and_name(url: str) -> tuple[str, str]:
     if not found:
         raise ValueError(f"URL must look like https://github.com/OWNER/NAME, got {url!r}")
     return found["owner"], found["name"]
+
+
+def origin(folder: Path = ROOT) -> str:
+    """Return the address of git's remote `origin`; raise ValueError if it is not on GitHub."""
+    say = "say where to: make repository URL=https://github.com/OWNER/NAME"
+    try:
+        command = ["git", "remote", "get-url", "origin"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        raise ValueError(f"git knows no remote `origin` here; {say}") from error
+    found = REMOTE.fullmatch(done.stdout.strip())
+    if not found:
+        place = re.sub(r"//[^/@]*@", "//", done.stdout.strip())  # a token may stand there
+        raise ValueError(f"`origin` is {place}, which is not a repository on github.com; {say}")
+    return f"https://github.com/{found['owner']}/{found['name']}"
 
 
 def first_cell(url: str | None = None) -> str:
@@ -123,6 +146,23 @@ def move(url: str, root: Path = ROOT) -> list[Path]:
     return changed
 
 
+def elsewhere(url: str, root: Path = ROOT) -> str:
+    """Say in one sentence that links or first cells lead elsewhere; nothing if to ``url``."""
+    url = "https://github.com/" + "/".join(owner_and_name(url))
+    found = {address(root / "_config.yml")}
+    for path in root.glob("notebooks/*.ipynb"):
+        first = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"])
+        found.update(re.findall(r'^REPO = "(.*)"$', first, re.MULTILINE) or ["nowhere"])
+    # GitHub does not tell capitals from small letters.
+    others = sorted(place for place in found if place.lower() != url.lower())
+    if not others:
+        return ""
+    return (
+        f"This repository is {url}, but its notebooks and links lead to {' and '.join(others)}: "
+        "run `make repository` and commit what it changes."
+    )
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Show or change the repository's address.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -130,7 +170,10 @@ def main(arguments: list[str] | None = None) -> int:
     commands.add_parser("cell", help="print the first cell of every notebook")
     sync = commands.add_parser("sync", help="write the first cell into notebooks")
     sync.add_argument("notebook", nargs="*", type=Path, help="without any, all")
-    commands.add_parser("set", help="change the address everywhere").add_argument("url")
+    move_to = commands.add_parser("set", help="change the address everywhere")
+    move_to.add_argument("url", nargs="?", help="without it, where git's `origin` is")
+    check = commands.add_parser("check", help="fail if links and first cells lead elsewhere")
+    check.add_argument("url")
     args = parser.parse_args(arguments)
     if args.command == "show":
         print(address())
@@ -142,12 +185,15 @@ def main(arguments: list[str] | None = None) -> int:
                 print("changed", path)
     else:
         try:
-            changed = move(args.url)
+            if args.command == "check":
+                sentence = elsewhere(args.url)
+                print(sentence or "Links and first cells lead here.")
+                return bool(sentence)
+            for path in move(origin() if args.url is None else args.url):
+                print("changed", path.relative_to(ROOT))
         except ValueError as error:
             print(error, file=sys.stderr)
             return 2
-        for path in changed:
-            print("changed", path.relative_to(ROOT))
     return 0
 
 
