@@ -194,9 +194,16 @@ def join_words(tokens: Iterable[str]) -> str:
     return text
 
 
-def _check_sentences(sentences: Iterable[str]) -> None:
+def check_several(name: str, sentences: Iterable) -> None:
+    """Refuse one string where several are wanted: its letters would pass for sentences.
+
+    Raises:
+        TypeError: If ``sentences`` is a string.
+    """
     if isinstance(sentences, str):
-        raise TypeError("sentences must be strings, several of them, but are one string")
+        raise TypeError(
+            f"{name} must be strings, several of them, but are one string: {sentences[:30]!r}"
+        )
 
 
 class WordTokenizer(Tokenizer):
@@ -211,8 +218,10 @@ class WordTokenizer(Tokenizer):
         """Make a vocabulary of the special tokens and of ``words``, in that order.
 
         Raises:
+            TypeError: If ``words`` is a single string.
             ValueError: If a word comes twice or is a special token.
         """
+        check_several("words", words)
         self._tokens = [*SPECIALS, *words]
         self._ids = {token: index for index, token in enumerate(self._tokens)}
         if len(self._ids) < len(self._tokens):
@@ -231,7 +240,7 @@ class WordTokenizer(Tokenizer):
             TypeError: If ``sentences`` is a single string.
             ValueError: If ``vocab_size`` leaves no room for a word.
         """
-        _check_sentences(sentences)
+        check_several("sentences", sentences)
         if vocab_size <= len(SPECIALS):
             raise ValueError(f"vocab_size must be above {len(SPECIALS)}, but is {vocab_size}")
         counts = Counter(token for sentence in sentences for token in split_words(sentence))
@@ -288,7 +297,7 @@ class SubwordTokenizer(Tokenizer):
             TypeError: If ``sentences`` is a single string.
             ValueError: If ``vocab_size`` is below 260.
         """
-        _check_sentences(sentences)
+        check_several("sentences", sentences)
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         smallest = len(SPECIALS) + len(alphabet)
         if vocab_size < smallest:
