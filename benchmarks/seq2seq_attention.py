@@ -119,7 +119,7 @@ def run(settings: Settings, splits: Splits) -> dict[str, Any]:
         "buckets": names,
         "bucket_sizes": [members.count(i) for i in range(len(names))],
         "samples": [[splits.test[i].source, splits.test[i].target] for i in shown],
-        "signature": corpus_bleu(["a"], ["a"], lowercase=True).signature,
+        "signature": corpus_bleu(["a b c d"], ["a b c d"], lowercase=True).signature,
         "runs": runs,
         "summary": {name: summarise(name, runs) for name in MODELS},
     }  # fmt: skip

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from src.tokenization import Tokenizer
+from src.tokenization import Tokenizer, check_several
 
 
 class Example(NamedTuple):
@@ -37,7 +37,12 @@ def encode_target(sentence: str, tokenizer: Tokenizer) -> list[int]:
 def encode_pairs(
     pairs: Iterable[tuple[str, str]], src_tok: Tokenizer, tgt_tok: Tokenizer
 ) -> list[Example]:
-    """Tokenize sentence pairs and add the special tokens, in the order of ``pairs``."""
+    """Tokenize sentence pairs and add the special tokens, in the order of ``pairs``.
+
+    Raises:
+        TypeError: If ``pairs`` is a single string.
+    """
+    check_several("pairs", pairs)
     return [
         Example(encode_source(source, src_tok), encode_target(target, tgt_tok))
         for source, target in pairs

@@ -1,9 +1,11 @@
 """How good a model is: loss per token, translations, BLEU."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from sacrebleu.metrics import BLEU
@@ -13,7 +15,7 @@ from src import decoding
 from src.batches import encode_source, pad
 from src.distributed import sum_over_ranks
 from src.optimization import token_loss
-from src.tokenization import Tokenizer
+from src.tokenization import Tokenizer, check_several
 
 
 @contextmanager
@@ -127,8 +129,10 @@ def translate_nbest(
         forbidden_ids: Target ids never produced, such as the unknown word.
 
     Raises:
+        TypeError: If ``sentences`` is a single string.
         ValueError: If a number is out of range, or a sentence is longer than the model takes.
     """
+    check_several("sentences", sentences)
     numbers = {"batch_size": batch_size, "max_tokens": max_tokens, "max_len": max_len}
     for name, value in numbers.items():
         if value is not None and value < 1:
@@ -223,31 +227,67 @@ def corpus_bleu(
 ) -> BLEUScore:
     """BLEU of a whole corpus by sacrebleu, one reference for each hypothesis.
 
-    Empty and very short outputs count as what they are: bad ones.
+    Empty and very short outputs count as what they are: bad ones. Only where no reference has
+    four tokens, so that nobody could have a 4-gram right, shorter n-grams alone decide
+    (``effective_order``).
 
     Args:
         hypotheses: Plain, detokenized text.
-        references: As many.
-        **options: Of `sacrebleu.metrics.BLEU`, such as ``lowercase`` or ``tokenize``.
+        references: The same number.
+        **options: Of `sacrebleu.metrics.BLEU`, such as ``lowercase`` or ``tokenize``; that is
+            `bleu_tokenizer` of the references if it is not given.
 
     Returns:
         An object with ``score``, 0 … 100, and ``signature``: how it was computed, to be quoted
         beside every BLEU.
 
     Raises:
+        TypeError: If ``hypotheses`` or ``references`` is a single string.
         ValueError: If the numbers differ or there is nothing to score.
 
     Source: Papineni et al. 2002; Post 2018 (sacrebleu).
     """
+    check_several("hypotheses", hypotheses)
+    check_several("references", references)
     if len(hypotheses) != len(references):
         raise ValueError(
             f"hypotheses and references must be as many: {len(hypotheses)} and {len(references)}"
         )
     if not hypotheses:
         raise ValueError("hypotheses must hold at least one sentence")
+    options = {"tokenize": bleu_tokenizer(references)} | options
     metric = BLEU(**options)
+    if "effective_order" not in options:
+        longest = max(len(metric.tokenizer(text).split()) for text in references)
+        metric.effective_order = longest < metric.max_ngram_order
     result = metric.corpus_score(list(hypotheses), [list(references)])
     return BLEUScore(float(result.score), str(metric.get_signature()))
+
+
+# A script's letters, and how sacrebleu cuts text into words where it has no spaces.
+_UNSPACED = (
+    (re.compile("[\u3040-\u30ff]"), "ja-mecab", "MeCab"),
+    (re.compile("[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"), "zh", None),
+    (re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]"), "char", None),  # Thai and others
+)
+
+
+def bleu_tokenizer(texts: Sequence[str]) -> str:
+    """Name sacrebleu's tokenizer for texts, by their script.
+
+    Sentences without spaces would be one token for ``13a``: a perfect translation would get 0.
+
+    Returns:
+        ``"zh"`` for Chinese; for Japanese ``"ja-mecab"``, or ``"char"`` where the package of that
+        name (``pip install "sacrebleu[ja]"``) is absent; ``"char"`` for Thai, Lao, Burmese and
+        Khmer; ``"13a"`` for all others.
+    """
+    text = "".join(texts)
+    letters = max(1, sum(map(str.isalpha, text)))
+    for script, tokenizer, module in _UNSPACED:
+        if len(script.findall(text)) > 0.2 * letters:
+            return tokenizer if module is None or find_spec(module) else "char"
+    return "13a"
 
 
 def _groups(

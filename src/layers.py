@@ -69,6 +69,8 @@ class Embeddings(nn.Module):
         return self.dropout(x)
 
     def _check(self, ids: Tensor, offset: int) -> None:
+        if ids.dim() != 2:
+            raise ValueError(f"ids must have shape (B, T), but have {tuple(ids.shape)}")
         if ids.numel() == 0:
             raise ValueError(f"ids must hold at least one token, but has shape {tuple(ids.shape)}")
         if offset + ids.shape[1] > self.max_len:

@@ -102,16 +102,18 @@ class MultiHeadAttention(nn.Module):
         Raises:
             TypeError: If ``mask`` is not boolean.
             ValueError: If ``mask`` is not of rank 3 or does not fit, or the cache does not, or
-                query and key have not equally many rows. The cache then stays as it was.
+                query, key or value is not as wide as the layer, or query and key differ in their
+                number of rows. The cache then stays as it was.
         """
+        self._check_widths(packing is not None, query=query, key=key, value=value)
         if key is None and value is None:
             q, k, v = self.split(self.in_proj(query), 3, packing)
         else:
             key = query if key is None else key
-            if len(query) != len(key):
+            if query.shape[0] != key.shape[0]:
                 raise ValueError(
                     "query and key must have equally many rows, but have "
-                    f"{len(query)} and {len(key)}"
+                    f"{query.shape[0]} and {key.shape[0]}"
                 )
             q = self.project_query(query, packing)
             k, v = self.project_key_value(key, value)
@@ -120,7 +122,7 @@ class MultiHeadAttention(nn.Module):
             q, k = rotary(q, offset), rotary(k, offset)
         if cache is not None:
             num_keys = cache.length + k.shape[2]
-            self._check(mask, (len(k), q.shape[2], num_keys), is_causal)
+            self._check(mask, (k.shape[0], q.shape[2], num_keys), is_causal)
             k, v = cache.append(k, v)
         return self.attend(
             q, k, v, mask, is_causal=is_causal, packing=packing, return_weights=return_weights
@@ -167,7 +169,7 @@ class MultiHeadAttention(nn.Module):
             TypeError: If ``mask`` is not boolean.
             ValueError: If ``mask`` is not of rank 3 or does not fit, or the rows do not.
         """
-        shape = (len(key), query.shape[2], key.shape[2])
+        shape = (key.shape[0], query.shape[2], key.shape[2])
         self._check(mask, shape, is_causal)
         mask = mask if mask is None else mask.unsqueeze(1)
         dropout = self.dropout if self.training else 0.0
@@ -216,6 +218,17 @@ class MultiHeadAttention(nn.Module):
         if is_causal and self.scorer is not None:
             raise ValueError("is_causal goes with the scaled dot product; pass a causal mask")
 
+    def _check_widths(self, packed: bool, **tensors: Tensor | None) -> None:
+        """Refuse what does not have the layer's rank and width, by its name."""
+        for name, x in tensors.items():
+            rank = 2 if packed and name == "query" else 3
+            if x is not None and (x.dim() != rank or x.shape[-1] != self.d_model):
+                axes = "(N, {})" if rank == 2 else "(B, T, {})"
+                raise ValueError(
+                    f"{name} must have shape {axes.format(self.d_model)}, but has "
+                    f"{tuple(x.shape)}"
+                )
+
     def _project(self, x: Tensor, first: int, last: int) -> Tensor:
         """Apply ``in_proj``'s rows ``first·D … last·D``: 0 is W_q, 1 W_k, 2 W_v."""
         rows = slice(first * self.d_model, last * self.d_model)
@@ -227,13 +240,14 @@ class MultiHeadAttention(nn.Module):
 
 def _rows_per_key(query: Tensor, key: Tensor) -> int:
     """Count the rows of queries that share one row of keys."""
-    shared, rest = divmod(len(query), max(len(key), 1))
-    if rest:
+    # No divmod and no len: compiled, the numbers of rows are symbols.
+    rows, keys = query.shape[0], key.shape[0]
+    if keys == 0 or rows % keys:
         raise ValueError(
             "query must have as many rows as key or a multiple of them, but they have "
-            f"{len(query)} and {len(key)}"
+            f"{rows} and {keys}"
         )
-    return shared
+    return rows // keys
 
 
 def _beside(x: Tensor, width: int) -> Tensor:

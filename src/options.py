@@ -36,6 +36,7 @@ class Parser(argparse.ArgumentParser):
         )  # fmt: skip
         self.defaults: dict[str, Any] = {}
         self.kinds: dict[str, argparse.Action] = {}
+        self.optional: set[str] = set()  # what may be None although its default is not
 
     def error(self, message: str) -> NoReturn:
         """Leave with status 2."""
@@ -76,6 +77,8 @@ class Parser(argparse.ArgumentParser):
                 continue
             kind = hints[field.name]
             optional = isinstance(kind, types.UnionType)  # "int | None"
+            if optional:
+                self.optional.add(field.name)
             kind = typing.get_args(kind)[0] if optional else kind
             kwargs: dict[str, Any] = {
                 "type": _or_none(kind) if optional else kind, "metavar": kind.__name__.upper()
@@ -104,16 +107,21 @@ class Parser(argparse.ArgumentParser):
     def given_in(self, path: str | Path) -> dict[str, Any]:
         """What a TOML or JSON file says, checked like the command line.
 
-        Tables (``[model]``, ``[training]``) may group the settings; their names mean nothing.
+        Tables (``[model]``, ``[training]``) may group the settings; their names mean nothing. A
+        JSON ``null`` means None, and is refused where None has no meaning.
         """
-        words = []
+        words, nothing = [], {}
         for key, value in _flat(read_settings(path)):
             name = key.replace("-", "_")
             if name not in self.kinds:
                 near = difflib.get_close_matches(name, self.kinds, n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 self.error(f"{path}: unknown setting {key!r}{hint}")
-            if isinstance(value, bool):
+            if value is None:
+                if name not in self.optional and self.defaults[name] is not None:
+                    self.error(f"{path}: {key} must not be null")
+                nothing[name] = None
+            elif isinstance(value, bool):
                 if not isinstance(self.kinds[name], argparse.BooleanOptionalAction):
                     self.error(f"{path}: {key} must not be true or false")
                 words.append(flag(name) if value else flag(f"no_{name}"))
@@ -124,7 +132,7 @@ class Parser(argparse.ArgumentParser):
                     [f"{flag(name)}={values[0]}"] if len(values) == 1
                     else [flag(name), *map(str, values)]
                 )  # fmt: skip
-        return self.given(words)
+        return self.given(words) | nothing
 
 
 def flag(name: str) -> str:
@@ -221,10 +229,7 @@ def _or_none(kind: type) -> Callable[[str], Any]:
 def _flat(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
     flat: list[tuple[str, Any]] = []
     for key, value in settings.items():
-        if isinstance(value, Mapping):
-            flat += _flat(value)
-        elif value is not None:
-            flat.append((key, value))
+        flat += _flat(value) if isinstance(value, Mapping) else [(key, value)]
     return flat
 
 

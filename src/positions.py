@@ -58,6 +58,12 @@ class _Table(nn.Module):
             self.table = self._build(dtype).to(self.table.device)
         return self
 
+    def _load_from_state_dict(self, state_dict, *args, **kwargs):  # noqa: ANN001, ANN202
+        super()._load_from_state_dict(state_dict, *args, **kwargs)
+        if self.table.is_meta:  # loaded by ``assign=True``, which brings no table
+            device = next(iter(state_dict.values())).device
+            self.table = self._build(torch.float32).to(device)
+
     def rows(self, length: int, offset: int) -> Tensor:
         """Rows ``offset … offset + length − 1`` of the table.
 

@@ -5,7 +5,6 @@ the sentences that they are given and from nothing else: give them the training 
 """
 
 import json
-import re
 import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -13,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import regex as re  # whose \w knows combining marks, and \X what is seen as one character
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from torch import Tensor
@@ -25,12 +25,17 @@ _SAME = {
     "'": "\u2018\u2019\u201a\u201b\u02bc\u00b4\u2032",
     '"': "\u201c\u201d\u201e\u201f\u00ab\u00bb\u2033",
     "-": "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\uff0d",
-    "": "\u200b\u200c\u200d\u2060\ufeff\u00ad",
+    "": "\u200b\u2060\ufeff\u00ad",
     "...": "\u2026",
 }
 _CHARACTERS = str.maketrans({char: plain for plain, chars in _SAME.items() for char in chars})
 # French sets a space inside its guillemets. German turns them round, »so«, and sets none.
 _GUILLEMETS = re.compile(r"(?<![^\s(])«([^«»]*)»")
+# Persian, the scripts of India and emoji need their joiners; anywhere else nobody sees them.
+_JOINED = r"[\p{L}\p{M}\p{So}\p{Sk}--[\p{Latin}\p{Greek}\p{Cyrillic}\u0300-\u036f]]"
+_NEEDLESS_JOINERS = re.compile(
+    rf"(?V1)(?<!{_JOINED})[\u200c\u200d]+|[\u200c\u200d]+(?!{_JOINED}|[\u200c\u200d])"
+)
 
 
 def normalise(text: str) -> str:
@@ -38,12 +43,14 @@ def normalise(text: str) -> str:
 
     Letters, case and accents stay. Every kind of white space, the no-break spaces of French
     typography among them, becomes one space; curly and angular quotation marks become straight;
-    invisible characters go. Applying it twice changes nothing more.
+    invisible characters go, but for the joiners of scripts that are written with them. Applying
+    it twice changes nothing more.
     """
     text = unicodedata.normalize("NFC", text)
     text = _GUILLEMETS.sub(lambda match: f'"{match[1].strip()}"', text)
+    text = _NEEDLESS_JOINERS.sub("", text.translate(_CHARACTERS))
     # Again NFC: letter and accent may have been kept apart by an invisible character.
-    return unicodedata.normalize("NFC", " ".join(text.translate(_CHARACTERS).split()))
+    return unicodedata.normalize("NFC", " ".join(text.split()))
 
 
 class Tokenizer(ABC):
@@ -144,22 +151,29 @@ _PRONOUN = (
     r"-(?:t-)?(?:je|tu|ils?|elles?|on|nous|vous|ce|moi|toi|lui|leur|les?|la|là|ci|y|en)"
     r"(?!\w)"
 )
+# Chinese and Japanese set no spaces, so each of their characters is a token.
+_CJK = r"[\p{Han}\p{Hiragana}\p{Katakana}ー]"
+_LETTER = rf"(?:(?!{_CJK})\w)"
 _TOKEN = re.compile(
     r"(?:[cdjlmnst]|(?:jusqu|lorsqu|puisqu|quoiqu|qu))'(?=\w)"  # elision: l'eau, qu'il
     rf"|(?<=\w){_PRONOUN}"
-    r"|\d+(?:[.,:]\d+)+(?!\w)"  # 3.5, 10,000, 7:30
-    rf"|\w+(?:'\w+|(?!{_PRONOUN})-\w+)*"  # words: don't, aujourd'hui, peut-être
-    r"|[^\w\s]"
+    rf"|\d+(?:[.,:]\d+)+(?!{_LETTER})"  # 3.5, 10,000, 7:30
+    rf"|{_CJK}\p{{M}}*"
+    rf"|{_LETTER}+(?:'{_LETTER}+|(?!{_PRONOUN})-{_LETTER}+)*"  # don't, aujourd'hui, peut-être
+    r"|(?=[^\w\s])\X"  # a punctuation mark, or a family of emoji
 )
 _NO_SPACE_BEFORE = frozenset(".,;:!?)]}%")
 _NO_SPACE_AFTER = frozenset("([{¿¡$£#")
+_NO_SPACE_AROUND = re.compile(rf"{_CJK}|[、。〈-】〔-〛！，．：；？（）［］｛｝～・]")
 
 
 def split_words(text: str) -> list[str]:
     """Split a sentence into lower-case words and punctuation marks.
 
     French is split where it grows together, ``l'eau`` into ``l'`` and ``eau``, ``est-ce`` into
-    ``est`` and ``-ce``; English contractions such as ``don't`` stay whole.
+    ``est`` and ``-ce``; English contractions such as ``don't`` stay whole. Chinese and Japanese
+    are split into characters. Other scripts without spaces, Thai for one, are not split at all:
+    take subwords for them.
     """
     return _TOKEN.findall(normalise(text).lower())
 
@@ -168,18 +182,28 @@ def join_words(tokens: Iterable[str]) -> str:
     """Undo `split_words` up to case and the spaces around punctuation."""
     text, glue, quoted = "", True, False
     for token in tokens:
+        unspaced = _NO_SPACE_AROUND.match(token) is not None
         closing = token == '"' and quoted
         attached = token in _NO_SPACE_BEFORE or closing or (token[0] == "-" and len(token) > 1)
-        text += token if glue or attached else " " + token
+        text += token if glue or attached or unspaced else " " + token
         opening = token == '"' and not quoted
-        glue = token in _NO_SPACE_AFTER or opening or (token[-1] == "'" and len(token) > 1)
+        glue = (
+            token in _NO_SPACE_AFTER or opening or unspaced or (token[-1] == "'" and len(token) > 1)
+        )
         quoted ^= token == '"'
     return text
 
 
-def _check_sentences(sentences: Iterable[str]) -> None:
+def check_several(name: str, sentences: Iterable) -> None:
+    """Refuse one string where several are wanted: its letters would pass for sentences.
+
+    Raises:
+        TypeError: If ``sentences`` is a string.
+    """
     if isinstance(sentences, str):
-        raise TypeError("sentences must be strings, several of them, but are one string")
+        raise TypeError(
+            f"{name} must be strings, several of them, but are one string: {sentences[:30]!r}"
+        )
 
 
 class WordTokenizer(Tokenizer):
@@ -194,8 +218,10 @@ class WordTokenizer(Tokenizer):
         """Make a vocabulary of the special tokens and of ``words``, in that order.
 
         Raises:
+            TypeError: If ``words`` is a single string.
             ValueError: If a word comes twice or is a special token.
         """
+        check_several("words", words)
         self._tokens = [*SPECIALS, *words]
         self._ids = {token: index for index, token in enumerate(self._tokens)}
         if len(self._ids) < len(self._tokens):
@@ -214,7 +240,7 @@ class WordTokenizer(Tokenizer):
             TypeError: If ``sentences`` is a single string.
             ValueError: If ``vocab_size`` leaves no room for a word.
         """
-        _check_sentences(sentences)
+        check_several("sentences", sentences)
         if vocab_size <= len(SPECIALS):
             raise ValueError(f"vocab_size must be above {len(SPECIALS)}, but is {vocab_size}")
         counts = Counter(token for sentence in sentences for token in split_words(sentence))
@@ -271,7 +297,7 @@ class SubwordTokenizer(Tokenizer):
             TypeError: If ``sentences`` is a single string.
             ValueError: If ``vocab_size`` is below 260.
         """
-        _check_sentences(sentences)
+        check_several("sentences", sentences)
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         smallest = len(SPECIALS) + len(alphabet)
         if vocab_size < smallest:
@@ -288,6 +314,10 @@ class SubwordTokenizer(Tokenizer):
         )
         bpe.train_from_iterator((normalise(sentence) for sentence in sentences), trainer)
         return cls(bpe)
+
+    def __reduce__(self) -> tuple:
+        """Copy and pickle as the file does: `tokenizers` alone would forget what is not in it."""
+        return type(self)._from_state, (self._state(),)
 
     def __len__(self) -> int:
         return self._bpe.get_vocab_size()

@@ -5,7 +5,7 @@ Several processes: ``torchrun --nproc-per-node 8 -m src.train …``. The folder 
 ``source.json`` and ``target.json`` (the tokenizers), ``last.safetensors`` (to resume from),
 ``best.safetensors`` (to translate with), ``test.json`` and TensorBoard's events.
 
-Ctrl-C saves and ends; a second one ends at once. The exit status is 0 after a complete run, 2 after
+Ctrl-C saves and ends, as does a terminal that is closed; a second signal ends at once. The exit status is 0 after a complete run, 2 after
 bad input, and 128 + n after signal n. Under torchrun the status is the launcher's: 1 after
 whatever went wrong, bad input too, and its own report stands below the sentence that says what.
 """
@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,18 @@ def read_corpus(options: dict[str, Any]) -> Splits:
     return splits
 
 
+def warn_of_empty_sides(splits: Splits, options: dict[str, Any]) -> None:
+    """Say which held-out side a small corpus left empty, and what that means for the run."""
+    pairs = len(splits.train) + len(splits.valid) + len(splits.test)
+    for side, lost in (
+        ("valid", "nothing says which weights are best, so the last ones count"),
+        ("test", "no BLEU is computed in the end"),
+    ):
+        share = options[f"{side}_share"]
+        if share and not getattr(splits, side):
+            say(f"note: --{side}-share {share:g} of {pairs} pairs is not a single one: {lost}")
+
+
 def make_tokenizers(options: dict[str, Any], train: Sequence[Pair]) -> list[Tokenizer]:
     """Source and target tokenizer: those of the run, or learnt from the training side."""
     out = Path(options["out"])
@@ -131,6 +144,8 @@ def make_model(options: dict[str, Any], source: Tokenizer, target: Tokenizer) ->
 
 def prepare(options: dict[str, Any]) -> tuple[Trainer, Callable[[], None]]:
     """Everything up to the first update; the trainer, and what is to be done after the last."""
+    if options["tensorboard"] and find_spec("tensorboard") is None:
+        raise ValueError("tensorboard must be installed, or switched off by --no-tensorboard")
     settings = training_config(options)
     out, device = Path(options["out"]), distributed.pick_device(options["device"])
     splits = read_corpus(options)
@@ -163,6 +178,7 @@ def prepare(options: dict[str, Any]) -> tuple[Trainer, Callable[[], None]]:
         f"and test on, {long} too long; {model.num_parameters():,} parameters; "
         f"{distributed.world_size()} × {trainer.updater.device}; "
         f"{origin}")  # fmt: skip
+    warn_of_empty_sides(splits, options)
     return trainer, lambda: test(model, splits.test, tokenizers, options)
 
 
@@ -306,19 +322,25 @@ def undone(out: Path) -> Iterator[None]:
 
 @contextmanager
 def stopping(trainer: Trainer) -> Iterator[list[int]]:
-    """Let the first SIGINT or SIGTERM end training after the update that is running.
+    """Let the first SIGINT, SIGTERM or SIGHUP end training after the update that is running.
+
+    SIGHUP counts as well, which a closed terminal sends, unless it is ignored, as `nohup` asks.
 
     Yields:
         The numbers of the signals that came. The next one acts as it would have without this.
     """
     received: list[int] = []
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    hang_up = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN:
+        numbers.append(hang_up)
 
     def stop(number: int, frame: Any) -> None:
         received.append(number)
         trainer.stop()
         signal.signal(number, before[number])
 
-    before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    before = {n: signal.signal(n, stop) for n in numbers}
     try:
         yield received
     finally:

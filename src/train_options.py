@@ -21,8 +21,10 @@ TOKENIZERS = {"word": WordTokenizer, "subword": SubwordTokenizer}
 CORPORA, BATCHES = {"tatoeba", "tsv", "moses"}, {"batch_size", "max_tokens"}
 # These follow from the tokenizers.
 DERIVED = {"src_vocab_size", "tgt_vocab_size", "pad_id", "bos_id", "eos_id", "num_token_types"}
-# What may differ when a run is resumed: how long, when to look, where and how to compute.
+# What may differ when a run is resumed: how long, when to look, where and how to compute, and how
+# the corpus is spelled: its digest says whether it is the same.
 FREE = {
+    *CORPORA, "max_words",
     "steps", "epochs", "seconds", "log_every", "eval_every", "save_every", "patience", "compile",
     "config", "out", "resume", "device", "sharding", "bleu_sentences", "beam_size", "tensorboard",
     "progress",

@@ -50,11 +50,13 @@ class Trainer:
         model: Trained in place; moved to ``device``.
         train: This process's batches of one epoch each time it is iterated, in an order that
             depends on ``set_epoch(epoch)`` alone: `src.batches.BucketedBatches` made with
-            ``rank`` and ``world_size`` of `src.distributed`, or a list.
+            ``rank`` and ``world_size`` of `src.distributed`, or a list, which must be equally long
+            in all processes.
         config: How to train.
         pad_id: Padding of the *targets*.
         valid: Batches for the loss on held-out data; this process's, too.
-        metric: Score of a model on held-out data, higher is better; called in eval mode.
+        metric: Score of a model on held-out data, higher is better; called in eval mode. Where
+            several processes train, the mean of their scores counts.
         directory: Folder for ``last.safetensors`` (the whole run) and ``best.safetensors``
             (weights); made if absent. Without it nothing is written.
         model_config: What the model is made of, kept with each checkpoint and compared when
@@ -169,11 +171,24 @@ class Trainer:
             self._look()
 
     def _rest_of_epoch(self) -> Iterator[list]:
-        """Groups of this process's batches, one for each update; as many in every process."""
+        """Groups of this process's batches, one for each update; as many in every process.
+
+        Raises:
+            ValueError: In all processes, if one of them has fewer batches than another.
+        """
         if hasattr(self.train, "set_epoch"):
             self.train.set_epoch(self.epoch)
         batches = islice(iter(self.train), self.position, None)
-        while group := list(islice(batches, self.config.accumulate)):
+        while True:
+            group = list(islice(batches, self.config.accumulate))
+            sizes = distributed.gather(torch.tensor(len(group)))
+            if len({int(size) for size in sizes}) > 1:
+                raise ValueError(
+                    "train must hold the same number of batches in every process, but one ended "
+                    f"before another after {self.position} in process {distributed.rank()}"
+                )
+            if not group:
+                break
             self.position += len(group)
             yield group
         if self.position == 0:
@@ -205,8 +220,9 @@ class Trainer:
 
     def _total_steps(self) -> int | None:
         totals = [] if self.config.steps is None else [self.config.steps]
-        if self.config.epochs is not None and hasattr(self.train, "__len__"):
-            totals.append(self.config.epochs * -(-len(self.train) // self.config.accumulate))
+        length = _length(self.train)
+        if self.config.epochs is not None and length is not None:
+            totals.append(self.config.epochs * -(-length // self.config.accumulate))
         return min(totals, default=None)
 
     def _tick(self) -> None:
@@ -254,6 +270,8 @@ class Trainer:
                     self._check_finite("the loss on held-out data", loss)
                 if self.metric is not None:
                     score = float(self.metric(self.model))
+                    # What decides what all do next has to be the same in all.
+                    score = distributed.sum_over_ranks(score)[0] / distributed.world_size()
             found = Evaluation(self.step, self.epoch, self.tokens, self.seconds, loss, score)
             self.evaluations.append(found)
             self._compare(found)
@@ -347,12 +365,24 @@ class Trainer:
 
 def _check(config: TrainingConfig, train: Any, valid: Any, metric: Any) -> None:
     for name, batches in (("train", train), ("valid", valid)):
-        if getattr(batches, "world_size", 1) != distributed.world_size():
+        dealt = getattr(batches, "world_size", None)  # a list is this process's own
+        if dealt is not None and dealt != distributed.world_size():
             raise ValueError(
                 f"{name} must deal its batches to world_size = {distributed.world_size()} "
-                f"processes, but has {batches.world_size}"
+                f"processes, but has {dealt}"
             )
+    for name, value in (("valid", valid), ("metric", metric)):
+        if distributed.any_rank(value is None) and distributed.any_rank(value is not None):
+            raise ValueError(f"{name} must be given in every process or in none")
     if config.best_by == "score" and metric is None:
         raise ValueError("metric must be given if best_by is 'score'")
     if config.best_by == "loss" and config.patience and valid is None:
         raise ValueError("valid must be given if patience is, or nothing says when to stop")
+
+
+def _length(batches: Any) -> int | None:
+    """How many batches there are; None where they do not know (a `DataLoader` may not)."""
+    try:
+        return len(batches)
+    except TypeError:
+        return None

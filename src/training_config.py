@@ -1,6 +1,7 @@
 """What a training run is told (`TrainingConfig`) and what it reports (`Record`, `Evaluation`)."""
 
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any
 
 import torch
@@ -83,12 +84,16 @@ class TrainingConfig:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         for name in ("seconds", "lr", "eps", "clip"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be above 0, got {value}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas must be in [0, 1), got {self.betas}")
-        if not self.weight_decay >= 0:
-            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
+            if value is not None and not (value > 0 and isfinite(value)):
+                raise ValueError(f"{name} must be above 0 and finite, got {value}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
+        if not (self.weight_decay >= 0 and isfinite(self.weight_decay)):
+            raise ValueError(
+                f"weight_decay must be at least 0 and finite, got {self.weight_decay}"
+            )
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be in [0, 2**63 - 1], got {self.seed}")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
         for name, choices in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES),

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from src.cache import DecoderCache, KVCache
 from src.config import TransformerConfig
+from src.ids import check_padding
 from src.layers import DecoderLayer, Embeddings, EncoderLayer, MemoryHeads, Record
 from src.masks import padding_mask
 from src.packing import Packing
@@ -136,10 +137,21 @@ class Transformer(nn.Module):
         self.decoder = Decoder(config)
         self.output = nn.Linear(config.d_model, config.tgt_vocab_size, bias=False)
         nn.init.normal_(self.output.weight, std=config.d_model**-0.5)
-        if config.tie_embeddings != "none":
+        self._tie()
+        # With ``assign=True`` loading puts a tensor of its own in each place.
+        self.register_load_state_dict_post_hook(lambda model, _: model._tie())
+
+    def _tie(self) -> None:
+        """Let the places that share a matrix hold the same one."""
+        if self.config.tie_embeddings != "none":
             self.output.weight = self.decoder.embeddings.tokens.weight
-        if config.tie_embeddings == "all":
+        if self.config.tie_embeddings == "all":
             self.encoder.embeddings.tokens.weight = self.decoder.embeddings.tokens.weight
+
+    def _apply(self, fn, recurse=True):  # noqa: ANN001, ANN202 - PyTorch's own signature
+        super()._apply(fn, recurse)
+        self._tie()  # `to_empty` gives each place a storage of its own
+        return self
 
     def forward(
         self,
@@ -159,9 +171,12 @@ class Transformer(nn.Module):
 
         Raises:
             ValueError: If a batch is empty, the rows differ in number, a sequence is longer than
-                ``max_len``, an id lies outside its vocabulary, or padding stands before a token.
+                ``max_len``, or, as far as it costs nothing to look (`src.ids`), an id lies
+                outside its vocabulary or padding comes before a token.
         """
         mask = padding_mask(src, self.config.pad_id)
+        check_padding("src", src, self.config.pad_id)
+        check_padding("tgt", tgt[..., 1:], self.config.pad_id)  # Marian starts with padding
         if targets is None:
             return self.decode(tgt, self.encoder(src, mask), mask)
         self._check_rows(src, tgt, targets)
@@ -249,9 +264,10 @@ class Transformer(nn.Module):
         return maps
 
     def _check_rows(self, src: Tensor, tgt: Tensor, targets: Tensor | None = None) -> None:
-        if len(src) != len(tgt):
+        if src.shape[0] != tgt.shape[0]:
             raise ValueError(
-                f"src and tgt must have as many rows, but have {len(src)} and {len(tgt)}"
+                "src and tgt must have the same number of rows, but have "
+                f"{src.shape[0]} and {tgt.shape[0]}"
             )
         if targets is not None and targets.shape != tgt.shape:
             raise ValueError(

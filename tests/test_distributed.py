@@ -139,6 +139,49 @@ def test_all_stop_when_one_is_asked_to(tmp_path):
     assert out.count(f"stopped after {step}") == 2
 
 
+def test_lists_scores_and_ends_that_differ_between_processes(tmp_path):
+    """Two processes decide alike, or both refuse; none waits for the other."""
+    script = tmp_path / "worker.py"
+    script.write_text(UNEQUAL.format(tests=str(Path(__file__).parent), folder=str(tmp_path)))
+    arguments = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *arguments, str(script)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    lines = finished(process).splitlines()
+    for rank in (0, 1):
+        assert f"{rank} lists 4 updates" in lines
+        assert f"{rank} scores [0.5, 0.5, 0.5] stale 2" in lines
+        assert f"{rank} train must hold the same number of batches in every process" in lines
+        assert f"{rank} valid must be given in every process or in none" in lines
+
+
+UNEQUAL = """
+import sys
+sys.path.insert(0, {tests!r})
+from toy_training import distributed_batches, tiny_model, trainer
+from src import distributed
+with distributed.process_group(timeout_s=60):
+    rank = distributed.rank()
+    mine = list(distributed_batches(rank=rank, world_size=2))
+    run = trainer(tiny_model(), mine[:2], steps=None, epochs=2)
+    run.fit()
+    say = lambda text: sys.stdout.write(f"{{rank}} {{text}}\\n") and sys.stdout.flush()
+    say(f"lists {{run.step}} updates")
+    scores = iter([1.0, 0.0, 1.0] if rank else [0.0, 1.0, 0.0])
+    run = trainer(tiny_model(), mine, steps=9, eval_every=1, best_by="score", patience=2,
+                  metric=lambda model: next(scores), directory={folder!r} + "/run")
+    run.fit()
+    say(f"scores {{[e.score for e in run.evaluations]}} stale {{run.stale}}")
+    for batches, valid in ((mine[: 2 + rank], None), (mine, mine if rank else None)):
+        try:
+            trainer(tiny_model(), batches, valid=valid, steps=5, patience=None).fit()
+        except ValueError as error:
+            say(str(error).partition(", but")[0])
+"""
+
+
 def limited():
     """In the child: no file may grow beyond 5 kB, as if the disk were full."""
     import resource
@@ -186,6 +229,9 @@ def test_all_fail_in_a_sentence_when_the_writer_fails(corpus, tmp_path):
 
 def test_the_command_under_torchrun_with_copies_and_with_shards(corpus, tmp_path):
     """The sharded run is cut and resumed, and translates for its BLEU with its shards."""
+    nothing_held_out = ["--valid-share", 0, "--test-share", 0]
+    out = torchrun_command(corpus, tmp_path / "all", "--steps", 1, *nothing_held_out)
+    assert "110 + 0 + 0 pairs" in out and "note:" not in out
     out = torchrun_command(corpus, tmp_path / "copies", "--steps", 4)
     assert "2 × cpu" in out
     evaluations = [line.split(",")[0] for line in out.splitlines() if line.startswith("update")]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from toy_training import tiny_model
 
+from src import evaluation
 from src.data import SubwordTokenizer, WordTokenizer
 from src.evaluation import (
     _groups,
@@ -193,6 +194,51 @@ def test_bleu_is_sacrebleus_with_its_signature():
     assert result.signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
     assert corpus_bleu(hypotheses, references, lowercase=True).score > result.score
     assert corpus_bleu(references, references).score == pytest.approx(100)
+
+
+CHINESE = ["我爱吃苹果。", "他们昨天去了北京。"]
+
+
+@pytest.mark.parametrize(
+    ("references", "tokenizer"),
+    [
+        (CHINESE, "zh"),
+        (["リンゴを食べるのが好きです。", "昨日北京に行きました。"], "char"),
+        (["ฉันชอบกินแอปเปิ้ล"], "char"),
+        (["나는 사과를 좋아한다 그리고"], "13a"),
+        (["मुझे सेब खाना पसंद है"], "13a"),
+        (["I like 苹果 and many other kinds of fruit"], "13a"),
+    ],
+)
+def test_a_perfect_translation_has_100_in_every_script(references, tokenizer, monkeypatch):
+    monkeypatch.setattr(evaluation, "find_spec", lambda name: None)
+    result = corpus_bleu(references, references)
+    assert result.score == pytest.approx(100) and f"tok:{tokenizer}|" in result.signature
+    assert corpus_bleu([text[::-1] for text in references], references).score < 60
+
+
+def test_japanese_is_cut_by_mecab_where_it_is_there(monkeypatch):
+    monkeypatch.setattr(evaluation, "find_spec", lambda name: object())
+    assert evaluation.bleu_tokenizer(["リンゴを食べる"]) == "ja-mecab"
+
+
+def test_where_no_reference_has_four_words_shorter_ngrams_decide():
+    result = corpus_bleu(["Go on."], ["Go on."])
+    assert result.score == pytest.approx(100) and "|eff:yes|" in result.signature
+    assert corpus_bleu(["Go off."], ["Go on."]).score < 60
+    assert corpus_bleu(["Go on."], ["Go on."], effective_order=False).score == 0
+    assert "|eff:no|" in corpus_bleu(["Go on."], ["Go on and on."]).signature
+
+
+@pytest.mark.parametrize("name", ["sentences", "hypotheses", "references"])
+def test_one_string_is_not_a_list_of_sentences(model, name, unchecked):
+    calls = {
+        "sentences": lambda: translate(model, "one two", SOURCE, TARGET),
+        "hypotheses": lambda: corpus_bleu("one", ["one", "two", "six"]),
+        "references": lambda: corpus_bleu(["one", "two", "six"], "one"),
+    }
+    with pytest.raises(TypeError, match=f"{name} must be strings, several of them, but are one"):
+        calls[name]()
 
 
 def test_bleu_refuses_unequal_numbers():

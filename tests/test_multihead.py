@@ -265,7 +265,17 @@ def test_other_rows_of_keys_are_refused(unchecked, rows):
         module(query, value=key, key=key)
 
 
-@pytest.mark.parametrize("rows", [(2, 4), (3, 2), (1, 3)])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("query", (B, T, D + 1)), ("key", (T, D)), ("value", (B, S, 1))]
+)
+def test_what_has_another_rank_or_width_is_named(unchecked, name, shape):
+    inputs = {"query": torch.randn(B, T, D), "key": torch.randn(B, S, D), "value": None}
+    message = rf"{name} must have shape \(B, T, {D}\), but has \({', '.join(map(str, shape))}\)"
+    with pytest.raises(ValueError, match=message):
+        make(torch.float32)(**inputs | {name: torch.randn(shape)})
+
+
+@pytest.mark.parametrize("rows", [(2, 4), (3, 2), (1, 3), (3, 0)])
 def test_rows_that_cannot_share_their_keys_are_refused(unchecked, rows):
     module = make(torch.float32)
     query, key = (torch.randn(n, H, length, K) for n, length in zip(rows, (T, S), strict=True))

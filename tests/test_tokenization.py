@@ -1,9 +1,11 @@
 """`src.tokenization`: what is encoded comes back, and both kinds have one interface."""
 
+import copy
 import json
 import subprocess
 import sys
 import time
+from pickle import dumps, loads
 
 import pytest
 import torch
@@ -29,7 +31,8 @@ KINDS = [WordTokenizer, SubwordTokenizer]
 # Text likely to hurt: letters with everything that the patterns treat specially.
 _text = st.text(
     st.one_of(
-        st.sampled_from("aàlqutevous  ''--.,:;!?\"«»()¿$%3\u2019\u202f\u200b\u0301<>_…"),
+        st.sampled_from("aàlqutevous  ''--.,:;!?\"«»()¿$%3\u2019\u202f\u200b\u0301<>_…"
+                        "我ー，。\u200c\u200d\u094dم👨\ufe0f"),
         st.characters(codec="utf-8"),
     ),
     max_size=23,
@@ -56,6 +59,10 @@ def test_normalise_twice_is_normalise(text):
         ("(«\u202fOui\t non \xa0») «» « \n»", '("Oui non") "" ""'),
         ("« \u200bOui » «  Non", '"Oui" " Non'),
         ("non\xadstop – wait…", "nonstop - wait..."),
+        ("می\u200cخواهم", "می\u200cخواهم"),
+        ("\u200cمی\u200c خواهم\u200d", "می خواهم"),
+        ("क्\u200dष", "क्\u200dष"),
+        ("👨\u200d👩\u200d👧 a\u200db", "👨\u200d👩\u200d👧 ab"),
     ],
 )
 def test_normalise(text, normal):
@@ -81,6 +88,12 @@ def test_a_long_gap_after_a_guillemet_costs_linear_time():
         ("At 7:30 it cost $10,000.", ["at", "7:30", "it", "cost", "$", "10,000", "."]),
         ('He said, "Go!" (twice)', ["he", "said", ",", '"', "go", "!", '"', "(", "twice", ")"]),
         ("¿Qué? ¡No!", ["¿", "qué", "?", "¡", "no", "!"]),
+        ("我爱吃苹果，3.5公斤！", [*"我爱吃苹果，", "3.5", *"公斤！"]),
+        ("カレーを食べた。", [*"カレーを食べた。"]),
+        ("मैं हिन्दी पढ़ता हूँ.", ["मैं", "हिन्दी", "पढ़ता", "हूँ", "."]),
+        ("كِتَابٌ جَدِيدٌ", ["كِتَابٌ", "جَدِيدٌ"]),
+        ("می\u200cخواهم", ["می\u200cخواهم"]),
+        ("Oh 👨\u200d👩\u200d👧!", ["oh", "👨\u200d👩\u200d👧", "!"]),
         ("", []),
     ],
 )
@@ -151,6 +164,16 @@ def test_one_interface(kind):
 def test_names_of_special_tokens_in_a_sentence_are_plain_text(kind):
     tokenizer = kind.train(SENTENCES, 300)
     assert not {0, 1, 2} & set(tokenizer.encode("<pad> <bos> <eos>"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, lambda t: loads(dumps(t))])
+def test_a_copy_encodes_as_the_original(kind, duplicate):
+    tokenizer = kind.train(SENTENCES, 300)
+    again = duplicate(tokenizer)
+    assert type(again) is kind and len(again) == len(tokenizer)
+    for text in [*SENTENCES, "<eos> <pad> jamais vu"]:
+        assert again.encode(text) == tokenizer.encode(text)
 
 
 @pytest.mark.parametrize("kind", KINDS)

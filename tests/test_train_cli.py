@@ -209,7 +209,8 @@ def test_settings_from_a_file_are_overridden_by_flags(corpus, tmp_path):
     header = read_header(tmp_path / "run" / "last.safetensors")
     assert header["config"]["norm_first"] and header["state"]["training"]["seed"] == 7
     again = tmp_path / "again.json"
-    again.write_text(json.dumps({"out": str(tmp_path / "run"), "resume": True, "steps": 4}))
+    again.write_text(json.dumps({"out": str(tmp_path / "run"), "resume": True, "steps": 4,
+                                 "clip": None, "patience": None}))
     assert call(train, "--config", again, "--no-tensorboard") == 0
     assert losses(tmp_path / "run")[-1][0] == 4
 
@@ -361,6 +362,9 @@ def test_bad_configuration_files_are_refused_in_a_sentence(tmp_path, capsys):
     refused(capsys, "argument --steps: invalid int value: 'many'", "--config", file)
     file.write_text("steps = true")
     refused(capsys, "steps must not be true or false", "--config", file)
+    nothing = tmp_path / "null.json"
+    nothing.write_text('{"warmup": null}')
+    refused(capsys, "null.json: warmup must not be null", "--config", nothing)
     file.write_bytes(b"out = '\xff'")
     refused(capsys, "c.toml is not a configuration: 'utf-8' codec", "--config", file)
     other = tmp_path / "c.json"
@@ -385,7 +389,7 @@ def test_another_run_is_neither_overwritten_nor_resumed(trained, corpus, tmp_pat
     other = tmp_path / "other.tsv"
     other.write_text("".join(corpus.read_text().splitlines(keepends=True)[:-1]))
     config = json.loads((run / "config.json").read_text())
-    refused(capsys, "tsv = ", "--out", run, "--resume", "--tsv", other)
+    refused(capsys, "the corpus has changed", "--out", run, "--resume", "--tsv", other)
     assert {path: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
     assert config["tsv"] == str(corpus)
 
@@ -395,10 +399,63 @@ def test_a_corpus_that_changed_is_noticed(corpus, tmp_path, capsys):
     copy.write_text(corpus.read_text())
     arguments = ["--tsv", copy, "--out", tmp_path / "run", *SMALL, "--bleu-sentences", 0]
     assert call(train, *arguments, "--steps", 1) == 0
+    # Elsewhere and under another name it is still the same one.
+    moved = copy.rename(tmp_path / "moved.tsv")
+    resumed = ["--out", tmp_path / "run", "--resume", "--steps", 2]
+    assert call(train, *resumed, "--tsv", moved) == 0
     copy.write_text(corpus.read_text() + "the end\tdne eht\n")
     capsys.readouterr()
-    refused(capsys, "the corpus has changed since the run", "--out", tmp_path / "run", "--resume",
-            "--steps", 2)
+    refused(capsys, "the corpus has changed since the run", *resumed, "--tsv", copy)
+
+
+def test_a_null_in_a_file_is_none(corpus, tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text('{"training": {"clip": null, "eval_every": null, "steps": 1}, "tsv": null}')
+    arguments = ["--config", file, "--tsv", corpus, "--out", tmp_path / "run", *SMALL]
+    assert call(train, *arguments, "--bleu-sentences", 0) == 0
+    kept = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert kept["clip"] is None and kept["tsv"] == str(corpus)
+
+
+def test_a_corpus_too_small_to_be_split_says_so(tmp_path, capsys):
+    path = tmp_path / "small.tsv"
+    path.write_text("big cat\tgib tac\nold dog\tdlo god\nnew fox\twen xof\n")
+    small = ["--tsv", path, *SMALL, "--steps", 1, "--lr", "1e-3"]
+    assert call(train, *small, "--out", tmp_path / "run") == 0
+    out = capsys.readouterr().out
+    assert "note: --valid-share 0.1 of 3 pairs is not a single one: nothing says which" in out
+    assert "note: --test-share 0.1 of 3 pairs is not a single one: no BLEU" in out
+    none = ["--valid-share", 0, "--test-share", 0]
+    assert call(train, *small, *none, "--out", tmp_path / "asked") == 0
+    assert "note:" not in capsys.readouterr().out
+
+
+def test_a_missing_tensorboard_leaves_nothing_behind(corpus, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(train, "find_spec", lambda name: None)
+    refused(capsys, "--tensorboard must be installed, or switched off by --no-tensorboard",
+            "--tsv", corpus, "--out", tmp_path / "run", *SMALL, "--steps", 1, "--tensorboard")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
+def test_a_closed_terminal_stops_a_run_unless_it_is_ignored():
+    class Run:
+        stopped = False
+
+        def stop(self):
+            self.stopped = True
+
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for handler, expected in ((signal.SIG_DFL, True), (signal.SIG_IGN, False)):
+            signal.signal(signal.SIGHUP, handler)
+            run = Run()
+            with train.stopping(run) as received:
+                signal.raise_signal(signal.SIGHUP)
+            assert run.stopped is expected and bool(received) is expected
+            assert signal.getsignal(signal.SIGHUP) == handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a folder can be locked on POSIX")

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from src.batches import Batch, BucketedBatches
 from src.checkpoints import CheckpointError, read_header
@@ -201,18 +202,23 @@ def test_make_optimizer_refuses_bad_arguments():
     ({"steps": 0}, "steps must be at least 1, got 0"),
     ({"accumulate": 0}, "accumulate must be at least 1, got 0"),
     ({"patience": -1}, "patience must be at least 1, got -1"),
-    ({"lr": 0.0}, "lr must be above 0, got 0.0"),
-    ({"lr": math.nan}, "lr must be above 0, got nan"),
-    ({"clip": -1.0}, "clip must be above 0, got -1.0"),
-    ({"betas": (0.9, 1.0)}, r"betas must be in \[0, 1\), got \(0.9, 1.0\)"),
-    ({"weight_decay": -0.1}, "weight_decay must be at least 0, got -0.1"),
+    ({"lr": 0.0}, "lr must be above 0 and finite, got 0.0"),
+    ({"lr": math.nan}, "lr must be above 0 and finite, got nan"),
+    ({"clip": -1.0}, "clip must be above 0 and finite, got -1.0"),
+    ({"lr": math.inf}, "lr must be above 0 and finite, got inf"),
+    ({"seconds": math.inf}, "seconds must be above 0 and finite, got inf"),
+    ({"seed": -1}, r"seed must be in \[0, 2\*\*63 - 1\], got -1"),
+    ({"betas": (0.9, 1.0)}, r"betas must be two numbers in \[0, 1\), got \(0.9, 1.0\)"),
+    ({"betas": (0.9,)}, r"betas must be two numbers in \[0, 1\), got \(0.9,\)"),
+    ({"weight_decay": -0.1}, "weight_decay must be at least 0 and finite, got -0.1"),
+    ({"weight_decay": math.inf}, "weight_decay must be at least 0 and finite, got inf"),
     ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\), got 1.0"),
     ({"precision": "int8"}, "precision must be one of .* got 'int8'"),
     ({"optimizer": "sgd"}, "optimizer must be one of .* got 'sgd'"),
     ({"schedule": "cosine"}, "schedule must be one of .* got 'cosine'"),
     ({"best_by": "luck"}, "best_by must be one of .* got 'luck'"),
 ])  # fmt: skip
-def test_config_refuses_values_out_of_range(fields, message):
+def test_config_refuses_values_out_of_range(fields, message, unchecked):
     with pytest.raises(ValueError, match=message):
         config(**fields)
 
@@ -469,6 +475,18 @@ def test_epochs_end_training_and_evaluate_each_time():
     assert [e.epoch for e in run.evaluations] == [1, 2, 3]
     assert run.evaluations[-1].loss < run.evaluations[0].loss
     assert run.tokens == 3 * sum(b.num_tokens for b in batches)
+
+
+def test_batches_that_do_not_know_their_number_end_an_epoch():
+    examples = copy_examples()
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(BucketedBatches(examples, batch_size=7))
+
+    run = trainer(tiny_model(), DataLoader(Stream(), batch_size=None), steps=None, epochs=2)
+    run.fit()
+    assert run.epoch == 2 and run.step == 12
 
 
 def test_seconds_end_training():

@@ -333,19 +333,39 @@ def test_half_precision_keeps_positions_apart():
         (torch.zeros(0, 3), torch.zeros(0, 3), "at least one token"),
         (torch.ones(2, 0), torch.ones(2, 3), r"at least one token, but has shape \(2, 0\)"),
         (torch.ones(2, 3), torch.ones(2, 0), r"at least one token, but has shape \(2, 0\)"),
-        (torch.ones(2, 3), torch.ones(1, 3), "as many rows, but have 2 and 1"),
-        (torch.ones(1, 3), torch.ones(2, 3), "as many rows, but have 1 and 2"),
+        (torch.ones(2, 3), torch.ones(1, 3), "the same number of rows, but have 2 and 1"),
+        (torch.ones(1, 3), torch.ones(2, 3), "the same number of rows, but have 1 and 2"),
         (torch.ones(1, 24), torch.ones(1, 3), "max_len is 23, but the sequence reaches"),
         (torch.ones(1, 3), torch.ones(1, 24), "max_len is 23, but the sequence reaches"),
         (torch.full((1, 3), 17), torch.ones(1, 3), "ids must lie in 0 … 16, but span 17 … 17"),
         (torch.ones(1, 3), torch.full((1, 3), 19), "ids must lie in 0 … 18, but span 19 … 19"),
         (torch.full((1, 3), -1), torch.ones(1, 3), "ids must lie in 0 … 16, but span -1"),
+        (torch.tensor([[0, 3]]), torch.ones(1, 3), "src must hold each row's tokens first"),
+        (torch.ones(1, 3), torch.tensor([[1, 0, 3]]), "tgt must hold each row's tokens first"),
+        (torch.ones(1, 3), torch.ones(3), r"ids must have shape \(B, T\), but have \(3,\)"),
     ],
 )
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_bad_input_is_refused(unchecked, src, tgt, message, positions):
     with pytest.raises(ValueError, match=message):
         make(torch.float32, positions=positions)(src.long(), tgt.long())
+
+
+@pytest.mark.parametrize("tied", ["none", "decoder", "all"])
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_model_made_without_storage_is_the_same_model(tied, assign):
+    """Tied weights stay one, and the table of positions comes along."""
+    sizes = {"tie_embeddings": tied, "src_vocab_size": 19, "tgt_vocab_size": 19}
+    model = make(torch.float32, **sizes)
+    with torch.device("meta"):
+        empty = make(torch.float32, **sizes)
+    if not assign:
+        empty = empty.to_empty(device="cpu")
+    empty.load_state_dict(model.state_dict(), assign=assign)
+    assert empty.num_parameters() == model.num_parameters()
+    assert (empty.output.weight is empty.decoder.embeddings.tokens.weight) == (tied != "none")
+    src, tgt = batch()
+    assert torch.equal(empty.eval()(src, tgt), model(src, tgt))
 
 
 COMPILED = """
@@ -358,6 +378,14 @@ model = Transformer(TransformerConfig(17, 19, **sizes, **layers))
 src, tgt = torch.tensor([[3, 4, 0], [5, 6, 7]]), torch.tensor([[1, 8], [1, 9]])
 compiled = torch.compile(model, backend="eager", fullgraph=True)
 torch.testing.assert_close(compiled(src, tgt), model(src, tgt), rtol=0, atol=1e-6)
+
+# Batches of other sizes need no other graph once their size is a symbol.
+torch._dynamo.reset()
+torch._dynamo.config.error_on_recompile = True
+compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=True)
+for rows in (6, 10, 21, 30):
+    src, tgt = torch.randint(3, 17, (rows, 5)), torch.randint(3, 19, (rows, 4))
+    torch.testing.assert_close(compiled(src, tgt), model(src, tgt), rtol=0, atol=1e-6)
 """
 
 
