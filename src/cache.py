@@ -126,6 +126,8 @@ class DecoderCache:
         for layer in self.layers:
             layer.select(index)
         sources = self._sources.index_select(0, index)
+        if torch.equal(sources, self._sources):
+            return  # as at most steps of a beam: its rows change places, sentences do not
         kept, counts = sources.unique_consecutive(return_counts=True)
         width = len(sources) // max(len(kept), 1)
         if not bool((kept[1:] > kept[:-1]).all() & (counts == width).all()):

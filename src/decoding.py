@@ -336,7 +336,7 @@ class _Rules(NamedTuple):
                 raise ValueError(f"{name} must not be negative, but is {value}")
         if device is None:
             device = getattr(step, "device", "cpu")
-        limits = torch.as_tensor(max_len, device=device)
+        limits = torch.as_tensor(max_len)  # checked where it is: a GPU would have to be waited for
         if limits.is_floating_point() or limits.is_complex() or limits.dtype == torch.bool:
             raise TypeError(f"max_len must be an int or hold integers, but is {limits.dtype}")
         if limits.shape not in ((), (batch_size,)):
@@ -349,7 +349,7 @@ class _Rules(NamedTuple):
         # Some vocabularies use one token as bos or pad and as eos: it must stay possible.
         banned = sorted({bos_id, pad_id} - {eos_id} | set(forbidden_ids))
         banned = torch.tensor(banned, dtype=torch.int64, device=device)
-        limits = limits.long().expand(batch_size).contiguous()
+        limits = limits.to(device, torch.int64).expand(batch_size).contiguous()
         return cls(bos_id, eos_id, pad_id, max(ids.values()), banned, limits)
 
     def first_tokens(self) -> Tensor:
@@ -398,8 +398,8 @@ def _decode(
             scores = logits.new_zeros(len(limits)) if scores is None else scores
             scores.index_add_(0, rows, log_prob)
         done = (tokens == rules.eos_id) | (limits[rows] <= len(history))
-        if done.any():
-            keep = (~done).nonzero().squeeze(1)
+        keep = (~done).nonzero().squeeze(1)
+        if len(keep) < len(rows):
             rows, tokens = rows[keep], tokens[keep]
             if len(rows):
                 step.select(keep)

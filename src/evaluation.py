@@ -60,14 +60,17 @@ def evaluate(
         ValueError: If there is no real token at all.
     """
     device = device_of(model)
-    total = count = 0.0
+    losses, counts = [], []
     with switched(model, training=False):
         for batch in batches:
             batch = batch.to(device)
             with autocast():
                 logits = model(batch.src, batch.tgt_in)
             loss, tokens = token_loss(logits, batch.tgt_out, pad_id)
-            total, count = total + loss.item(), count + tokens.item()
+            losses.append(loss)
+            counts.append(tokens)
+    # Read at the end: whoever reads a number waits until the device has come to it.
+    total, count = (sum(number.item() for number in numbers) for numbers in (losses, counts))
     total, count = sum_over_ranks(total, count)
     if count == 0:
         raise ValueError("batches must hold at least one real target token")
@@ -152,10 +155,11 @@ def translate_nbest(
     beam = {"beam_size": beam_size, "num_return": num_return, "length_penalty": length_penalty}
     with switched(model, training=False):
         for group in _groups(real, sources, batch_size, max_tokens // beam_size):
-            src = pad([sources[i] for i in group], src_tok.pad_id).to(device_of(model))
+            src = pad([sources[i] for i in group], src_tok.pad_id)
             lengths = (src != src_tok.pad_id).sum(dim=1)
             limits = 2 * lengths + 10 if max_len is None else torch.full_like(lengths, max_len)
             limits = limits if limit is None else limits.clamp(max=limit)
+            src = src.to(device_of(model))
             tokens, scores = _decode(model, src, limits, tgt_tok, beam, forbidden_ids)
             for i, rows, values in zip(group, tokens.tolist(), scores.tolist(), strict=True):
                 found[i] = [_translation(*pair, tgt_tok) for pair in zip(rows, values, strict=True)]

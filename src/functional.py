@@ -6,6 +6,7 @@ writes the formula out and can return the weights.
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,10 @@ from torch import Tensor
 from src.masks import causal_mask
 
 BACKENDS = ("sdpa", "explicit")
+# Where the fused kernel is right in every case. On others it was reported to give NaN for a query
+# without keys, a wrong width, no dropout, or weight to later keys (pytorch issues 156707, 176767,
+# 184126, 195910, all of MPS).
+FUSED_DEVICES = ("cpu", "cuda")
 
 
 def masked_softmax(
@@ -77,11 +82,13 @@ def attention(
         dropout: Share of the weights set to zero, 0 ≤ dropout < 1. It is applied whenever it is
             not 0: pass 0 in evaluation.
         backend: ``"sdpa"`` (fused) or ``"explicit"`` (the formula). Weights exist only in the
-            explicit one, which is taken when they are asked for.
+            explicit one, which is taken when they are asked for, and on other devices than CPU
+            and CUDA.
         return_weights: Also return the weights, as they are before dropout.
 
     Returns:
-        The output, or ``(output, weights)``. A query without any allowed key gets zeros.
+        The output, or ``(output, weights)``. A query without any allowed key gets zeros. Under
+        ``torch.autocast`` the output has autocast's dtype, the weights still the queries'.
 
     Raises:
         TypeError: If ``mask`` is not boolean.
@@ -95,7 +102,10 @@ def attention(
     num_queries, num_keys = query.shape[-2], key.shape[-2]
     if mask is not None:
         check_mask(mask, (*query.shape[:-1], num_keys))
-    fused = backend == "sdpa" and not return_weights
+    fused = (
+        backend == "sdpa" and not return_weights
+        and query.device.type in FUSED_DEVICES
+    )  # fmt: skip
     # One query sees the whole cache, and the kernel's own flag is right where
     # S = T without a mask; only the rest needs the causal mask as a tensor.
     fused_causal = (
@@ -115,10 +125,18 @@ def attention(
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     # Products of halves may not fit into a half: scores are wide.
     wide = torch.promote_types(query.dtype, torch.float32)
-    scores = (query.to(wide) * scale) @ key.to(wide).transpose(-2, -1)
+    with wide_products(query.device):
+        scores = (query.to(wide) * scale) @ key.to(wide).transpose(-2, -1)
     weights = masked_softmax(scores, mask).to(query.dtype)
     output = F.dropout(weights, dropout) @ value
     return (output, weights) if return_weights else output
+
+
+def wide_products(device: torch.device) -> AbstractContextManager:
+    """Keep autocast, where it is on, from narrowing the matrix products of the block."""
+    if device.type == "meta":  # autocast does not know it
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from src.functional import check_mask, masked_softmax
+from src.functional import check_mask, masked_softmax, wide_products
 
 __all__ = [
     "KERNELS",
@@ -82,7 +82,7 @@ def nadaraya_watson(
     where every key is so far away that exp would be 0: the nearest key takes all. Keys that are
     more than about 10¹⁹ widths away count as equally far. The other kernels end at distance h; a
     query without any key in reach gets the weights 0 and the prediction 0, and gradients 0. All is
-    computed in float32 at least.
+    computed in float32 at least, under ``torch.autocast``, too.
 
     Args:
         query: Places x to predict at, shape (..., T).
@@ -121,7 +121,8 @@ def nadaraya_watson(
     distance = query.to(wide).unsqueeze(-1) - keys.to(wide).unsqueeze(-2)
     u = distance / _check_width(width, distance)
     weights = _kernel_weights(kernel, u, mask)
-    output = (weights @ values.to(weights.dtype).unsqueeze(-1)).squeeze(-1)
+    with wide_products(query.device):
+        output = (weights @ values.to(weights.dtype).unsqueeze(-1)).squeeze(-1)
     output, weights = output.to(dtype), weights.to(dtype)
     return (output, weights) if return_weights else output
 

@@ -49,7 +49,7 @@ class Score(nn.Module):
             key: Keys, shape (..., S, Dk); the leading axes broadcast with those of `query`.
 
         Returns:
-            Scores, shape (..., T, S), in the dtype of the arguments.
+            Scores, shape (..., T, S), in the dtype of the arguments, or of autocast.
 
         Raises:
             ValueError: If a width is not the one that this score was made for.

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 import reference
 from src.functional import attention, masked_softmax
@@ -179,6 +180,37 @@ def test_sdpa_is_the_fused_kernel_for_one_query_too(monkeypatch):
     attention(*heads(num_queries=1))
     attention(*heads(num_queries=1), is_causal=True)
     assert len(calls) == 2
+
+
+class Says(TorchFunctionMode):
+    """All tensors say that they are on ``device``; they are on the CPU."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.device = torch.device(device, 0)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func == torch.Tensor.device.__get__:
+            return self.device
+        kwargs = kwargs or {}
+        return func(*args, **kwargs | ({"device": "cpu"} if "device" in kwargs else {}))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "mps", "xpu"])
+@pytest.mark.parametrize("case", ["plain", "mask", "causal", "chunk", "width"])
+def test_only_where_the_kernel_is_trusted_is_it_taken(monkeypatch, device, case):
+    calls = []
+    kernel = F.scaled_dot_product_attention
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or kernel(*a, **k)
+    )
+    inputs = heads(num_keys=S if case == "chunk" else T, width=KV if case == "width" else K)
+    mask = random_mask(T, T) if case == "mask" else None
+    options = {"is_causal": case in ("causal", "chunk")}
+    with Says(device):
+        output = attention(*inputs, mask, **options)
+    assert bool(calls) == (device in ("cpu", "cuda"))
+    assert_close(output, attention(*inputs, mask, backend="explicit", **options), 1e-12)
 
 
 def test_weights_are_those_before_dropout():

@@ -374,10 +374,18 @@ from src.transformer import Transformer, TransformerConfig
 
 sizes = {"d_model": 12, "num_heads": 2, "d_ff": 13, "max_len": 11, "dropout": 0.0}
 layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
-model = Transformer(TransformerConfig(17, 19, **sizes, **layers))
 src, tgt = torch.tensor([[3, 4, 0], [5, 6, 7]]), torch.tensor([[1, 8], [1, 9]])
 compiled = torch.compile(model, backend="eager", fullgraph=True)
 torch.testing.assert_close(compiled(src, tgt), model(src, tgt), rtol=0, atol=1e-6)
+
+# The formula switches autocast off for a product; that is no break, and can be exported.
+explicit = Transformer(TransformerConfig(17, 19, **sizes, **layers, backend="explicit"))
+compiled = torch.compile(explicit, backend="eager", fullgraph=True)
+torch.testing.assert_close(compiled(src, tgt), explicit(src, tgt), rtol=0, atol=1e-6)
+with torch.autocast("cpu", torch.bfloat16):
+    torch.testing.assert_close(compiled(src, tgt), explicit(src, tgt), rtol=0, atol=1e-6)
+exported = torch.export.export(explicit, (src, tgt), strict=False).module()
+torch.testing.assert_close(exported(src, tgt), explicit(src, tgt), rtol=0, atol=1e-6)
 
 # Batches of other sizes need no other graph once their size is a symbol.
 torch._dynamo.reset()
