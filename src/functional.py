@@ -103,9 +103,10 @@ def attention(
     if mask is not None:
         check_mask(mask, (*query.shape[:-1], num_keys))
     fused = (
-        backend == "sdpa" and not return_weights
+        backend == "sdpa"
+        and not return_weights
         and query.device.type in FUSED_DEVICES
-    )  # fmt: skip
+    )
     # One query sees the whole cache, and the kernel's own flag is right where
     # S = T without a mask; only the rest needs the causal mask as a tensor.
     fused_causal = (

@@ -34,9 +34,7 @@ def inputs(half, halved):
     mask = torch.rand(B, T, S) > 0.3
     mask[0, 2] = False
     dtype = half if halved else torch.float32
-    return normal(B, T, D, dtype=dtype), normal(B, S, D, dtype=dtype), normal(
-        B, S, D, dtype=dtype
-    ), mask
+    return *(normal(B, n, D, dtype=dtype) for n in (T, S, S)), mask
 
 
 # ---------------------------------------------------------------- what no autocast may change
@@ -57,7 +55,7 @@ UNCHANGED = {
 } | {
     f"{name} kernel": lambda x, name=name: nadaraya_watson(x[0, 0], x[0, 1], x[0, 2], name)
     for name in KERNELS
-}  # fmt: skip
+}
 
 
 @HALVES
@@ -87,9 +85,7 @@ def test_scores_stay_wide(half, halved, kwargs):
     keys = torch.tensor([[[1.0, 0.0], [1.0, 1.0]]], dtype=dtype)
     with torch.autocast("cpu", half):
         large = attention(query, key, value, backend="explicit", **kwargs)
-        fine = attention(
-            near, keys, keys[..., 1:], scale=1.0, backend="explicit", **kwargs
-        )  # fmt: skip
+        fine = attention(near, keys, keys[..., 1:], scale=1.0, backend="explicit", **kwargs)
     large, fine = (x[0] if kwargs else x for x in (large, fine))
     assert large.dtype == fine.dtype == half
     assert large.flatten().tolist() == pytest.approx([3.0, 3.0], rel=ROUNDING[half])
