@@ -249,16 +249,20 @@ def test_half_precision_logits_give_float32_scores():
 
 
 def test_tokens_live_where_the_step_function_says():
+    seen = []
+
     class Elsewhere(Table):
         device = "meta"
 
         def __call__(self, tokens):
-            assert tokens.device.type == "cpu"  # the argument wins over the attribute
-            return super().__call__(tokens)
+            seen.append(tokens.device.type)
+            return super().__call__(tokens.cpu())
 
-    assert greedy(Elsewhere([0], 7), 1, max_len=3, device="cpu", **IDS).device.type == "cpu"
+    tokens = greedy(Elsewhere([0], 7), 1, max_len=3, device="cpu", **IDS)
+    assert {tokens.device.type, *seen} == {"cpu"}  # the argument wins over the attribute
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
         greedy(Elsewhere([0], 7), 1, max_len=3, **IDS)
+    assert seen[-1] == "meta"
 
 
 @pytest.mark.gpu

@@ -83,9 +83,11 @@ def fake(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "backward", walk_back)
     with FakeTensorMode() as mode:
         try:
-            torch.zeros(1, device=GPU)
-        except (RuntimeError, AssertionError) as error:
-            pytest.skip(f"this PyTorch has no fake GPU: {error}")
+            torch.zeros(2, device=GPU)[0]
+        except RuntimeError as error:
+            if torch.__version__ >= (2, 14):
+                raise
+            pytest.skip(f"this PyTorch needs a GPU for fake tensors on one: {error}")
         # The mode remembers tensors by weak references; a parameter that has one cannot be moved.
         monkeypatch.setattr(mode.fake_tensor_converter, "set_tensor_memo", lambda *_: None)
         yield mode
