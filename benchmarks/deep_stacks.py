@@ -1,8 +1,7 @@
 """Twelve encoder layers with and without the residual connection and the norm (claim 10.7-7).
 
 Each stack learns to put a sequence of six symbols in reverse order, with a warm-up of the learning
-rate; post-norm also without one. Chapter 10.7 trains four of them for a while with one seed; here
-each is trained with three.
+rate; post-norm also without one. Each is trained with three seeds.
 
     python -m benchmarks.deep_stacks          about five minutes on one CPU thread
     python -m benchmarks.deep_stacks --toy    seconds; saves nothing

@@ -36,7 +36,6 @@ def large_cells() -> str:
         (r"steps=1500", "steps=2"),
         (r'"bfloat16" if large else ', ""),  # which few CPUs have instructions for
         (r"beam_size=4", "beam_size=1, max_len=8"),
-        (r"> 40\b", ">= 0"),  # every translation is good enough here
     ):
         code, count = re.subn(found, put, code)
         assert count, f"the chapter holds no {found}"
@@ -46,8 +45,9 @@ def large_cells() -> str:
 @pytest.mark.filterwarnings("ignore")
 def test_the_branch_of_a_gpu_runs(unchecked):
     def few(splits):
+        with_pronoun = [pair for pair in splits.test if " him" in pair.source]
         return dataclasses.replace(
-            splits, train=splits.train[:600], valid=splits.valid[:20], test=splits.test[:25]
+            splits, train=splits.train[:600], valid=splits.valid[:20], test=with_pronoun[:25]
         )
 
     tree = WithoutAssertions().visit(ast.parse(large_cells()))
