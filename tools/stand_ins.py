@@ -7,7 +7,6 @@ nor ``Float[Tensor, "B T"]`` can be formed. A stand-in is a class, and so is wha
 
 import importlib.machinery
 import sys
-from collections.abc import Iterable
 
 PACKAGES = ("pypi_simple", "sacrebleu", "safetensors", "tensorboard", "tokenizers", "torch")
 
@@ -37,13 +36,10 @@ def _make(name: str, module: str) -> type:
 
 
 class _Finder:
-    """Finds the packages named, and every module in them."""
-
-    def __init__(self, packages: Iterable[str]):
-        self.packages = frozenset(packages)
+    """Finds the packages that are stood in for, and every module in them."""
 
     def find_spec(self, fullname: str, path=None, target=None):
-        if fullname.partition(".")[0] in self.packages:
+        if fullname.partition(".")[0] in PACKAGES:
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 
@@ -55,6 +51,9 @@ class _Finder:
         pass
 
 
-def install(packages: Iterable[str] = PACKAGES) -> None:
-    """Let imports of these packages find stand-ins from now on, also where the real ones are."""
-    sys.meta_path.insert(0, _Finder(packages))
+def install() -> None:
+    """Let imports of PACKAGES find stand-ins from now on, also where the real ones are.
+
+    So the pages are the same in the environment of the book and in that of the tests.
+    """
+    sys.meta_path.insert(0, _Finder())
