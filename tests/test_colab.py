@@ -22,6 +22,8 @@ import pytest
 from filelock import FileLock
 from nbclient import NotebookClient
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PREINSTALLED = ("torch", "numpy", "matplotlib", "pandas", "scikit-learn", "ipykernel", "pip")

@@ -288,6 +288,7 @@ def nbval(path):
     return run.returncode, run.stdout
 
 
+@pytest.mark.slow
 def test_nbval_passes_the_right_output_and_fails_a_wrong_one(tmp_path):
     right = [code("print('a =', 1 + 1)", stdout("a = 2\n")), text("Done.")]
     wrong = [code("print('a =', 1 + 1)", stdout("a = 3\n")), text("Done.")]
@@ -297,6 +298,7 @@ def test_nbval_passes_the_right_output_and_fails_a_wrong_one(tmp_path):
     assert status == 1 and "1 failed" in output, output
 
 
+@pytest.mark.slow
 def test_the_first_cell_runs_and_prints_nothing(tmp_path):
     cells = [code(repository.first_cell()), code("import src")]
     status, output = nbval(write(tmp_path, number_cells(cells), "first.ipynb"))

@@ -361,6 +361,7 @@ torch.testing.assert_close(compiled(src, tgt), model(src, tgt), rtol=0, atol=1e-
 """
 
 
+@pytest.mark.slow
 def test_the_model_is_one_graph_for_torch_compile():
     """In a process of its own: the annotations' checks of this one cannot be compiled."""
     run = subprocess.run(
