@@ -1,4 +1,5 @@
 # make book    build the HTML book
+# make check   run the fast checks, in two minutes: what one does after changing a line
 # make test    run every check: unit tests, notebooks, the built book
 #
 # Needs Python 3.11 or newer and make; everything else is installed into .venv here. The book needs
@@ -21,12 +22,13 @@ BOOK_SOURCES = Makefile _config.yml _toc.yml requirements.txt requirements-book.
 	$(wildcard src/*.py src/checks/*.py src/live/* src/results/*.json) $(NOTEBOOKS)
 BUILT = _build/.built
 
-.PHONY: help environment book-environment book pdf test colab oldest newest execute experiments \
-	benchmarks steady repository clean
+.PHONY: help environment book-environment book pdf check test colab oldest newest execute \
+	experiments benchmarks steady repository clean
 
 help:
 	@echo "make book               build the HTML book"
 	@echo "make pdf                the same, and print it as one PDF (needs Chromium)"
+	@echo "make check              run the fast checks: all but processes, browser and training"
 	@echo "make test               run every check (unit tests, notebooks, the book)"
 	@echo "make colab              run every notebook in a simulated Colab (six minutes)"
 	@echo "make oldest             run the package's tests and the notebooks with the oldest versions"
@@ -59,6 +61,10 @@ $(BUILT): $(BOOK_SOURCES)
 	@rm -rf _build
 	$(VENV)/bin/jupyter-book build . -W -n --keep-going
 	@touch $@
+
+# Plug-in nbval takes seconds to load, and only notebooks need it.
+check: environment
+	$(PY) -m pytest -q -n 2 -p no:nbval -m "not slow" tests
 
 test: environment
 	@sh tools/run_tests.sh "$(MAKE)" "$(PY)"

@@ -4,8 +4,10 @@ Nothing here imports `src` at the top: the jaxtyping hook, which checks the anno
 has to be in place before the package is imported for the first time.
 """
 
+import multiprocessing.process
 import os
 import re
+import subprocess
 
 # More threads than cores makes small matrix products slower, and with pytest-xdist each worker
 # has a core of its own. Set before torch is imported.
@@ -54,6 +56,20 @@ def pytest_ignore_collect(collection_path, config):
         if re.search(r"^(?:import|from) (?:sample|nbclient|d2l|transformers)\b", text, re.MULTILINE):
             return True
     return None
+
+
+def _refuse(*arguments, **options):
+    raise AssertionError("a test that starts a process is marked `slow`")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Hold `make check` fast: what it runs may start no process, nor may its fixtures."""
+    with pytest.MonkeyPatch.context() as patch:
+        if item.get_closest_marker("slow") is None:
+            patch.setattr(subprocess.Popen, "__init__", _refuse)
+            patch.setattr(multiprocessing.process.BaseProcess, "start", _refuse)
+        return (yield)
 
 
 def pytest_collection_modifyitems(items):

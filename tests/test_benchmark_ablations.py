@@ -16,6 +16,8 @@ from src.optimization import warmup_rate
 from src.training import Trainer, TrainingConfig
 from src.transformer import Transformer
 
+pytestmark = pytest.mark.slow
+
 
 def built(part):
     torch.manual_seed(0)

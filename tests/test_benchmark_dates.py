@@ -2,9 +2,13 @@
 
 import json
 
+import pytest
+
 import src.results as results
 from benchmarks import dates as script
 from src.dates import load_dates
+
+pytestmark = pytest.mark.slow
 
 
 def test_toy_size_measures_every_model(tmp_path, capsys):

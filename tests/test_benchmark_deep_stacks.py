@@ -8,6 +8,8 @@ import torch
 import src.results as results
 from benchmarks import deep_stacks as script
 
+pytestmark = pytest.mark.slow
+
 
 def test_toy_size_measures_every_stack(tmp_path, capsys):
     script.main(["--toy", "--out", str(tmp_path)])

@@ -13,6 +13,8 @@ from src.config import TransformerConfig
 from src.multihead import MultiHeadAttention
 from src.transformer import Transformer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def toy():

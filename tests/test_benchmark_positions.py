@@ -7,6 +7,8 @@ import src.results as results
 from benchmarks import cnn_against_attention, positions
 from src.classification import IGNORED
 
+pytestmark = pytest.mark.slow
+
 
 def test_beyond_keeps_the_later_targets():
     targets = torch.arange(14).view(2, 7)

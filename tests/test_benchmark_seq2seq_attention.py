@@ -9,6 +9,8 @@ import src.results as results
 from benchmarks import seq2seq_attention as script
 from src.data import split_words
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def toy():

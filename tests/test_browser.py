@@ -17,7 +17,10 @@ PAGES = sorted(str(p.relative_to(ROOT).with_suffix(".html")) for p in [
     *ROOT.glob("book/*.md"), *ROOT.glob("notebooks/*.ipynb")
 ])  # fmt: skip
 
-pytestmark = pytest.mark.skipif(chromium.find() is None, reason="no Chromium or Chrome here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(chromium.find() is None, reason="no Chromium or Chrome here"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +36,24 @@ def browser():
         yield started
 
 
-def visit(browser, url, address, **context):
-    """Open a page with an empty profile; return it and all that went wrong while it loaded."""
-    page = browser.new_context(**context).new_page()
+@pytest.fixture(scope="module")
+def profile(browser):
+    """One for all pages: with a new one each, every page would read every script and font anew."""
+    with browser.new_context() as context:
+        yield context
+
+
+def blank(profile, width=1280, scheme="light"):
+    """Return a page of this width and colour scheme with nothing on it yet."""
+    page = profile.new_page()
+    page.set_viewport_size({"width": width, "height": 740})
+    page.emulate_media(color_scheme=scheme)
+    return page
+
+
+def visit(profile, url, address, **look):
+    """Open a page; return it and all that went wrong while it loaded."""
+    page = blank(profile, **look)
     wrong = []
     page.on("pageerror", lambda error: wrong.append(f"script error: {error}"))
     page.on("requestfailed", lambda request: wrong.append(f"not loaded: {request.url}"))
@@ -56,141 +74,53 @@ def visit(browser, url, address, **context):
     return page, wrong
 
 
-def visit_without_formulas(browser, url, **context):
+def visit_without_formulas(profile, url, **look):
     """Open a page whose formulas stay as they are written: they take most of the time."""
-    page = browser.new_context(**context).new_page()
-    page.route("**/mathjax/**", lambda route: route.abort())
+    page = blank(profile, **look)
+    # By the browser itself: a route of Playwright's would switch its cache off.
+    session = page.context.new_cdp_session(page)
+    session.send("Network.enable")
+    session.send("Network.setBlockedURLs", {"urls": ["*/mathjax/*"]})
     page.goto(url, wait_until="load")
     return page
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_loads_cleanly_and_fits_a_telephone(name, address, browser):
-    narrow = {"width": 360, "height": 740}
-    page, wrong = visit(browser, address + name, address, viewport=narrow, color_scheme="dark")
+@pytest.fixture(scope="module", params=PAGES)
+def loaded(request, address, profile):
+    """Each page once for all tests of every page: its name, the page and what went wrong."""
+    page, wrong = visit(profile, address + request.param, address, width=360, scheme="dark")
+    yield request.param, page, wrong
+    page.close()
+
+
+def test_a_page_loads_cleanly_and_fits_a_telephone(loaded):
+    name, page, wrong = loaded
     bad_formulas = page.eval_on_selector_all(
         "mjx-merror", "nodes => nodes.map(n => n.getAttribute('data-mjx-error'))"
     )
-    too_wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-    theme = page.evaluate("document.documentElement.dataset.theme")
-    page.context.close()
     assert wrong == [] and bad_formulas == []
+    too_wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
     assert too_wide <= 0, f"{too_wide} pixels wider than the window"
-    assert theme == "dark"
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
-def test_the_front_page_leads_to_the_book(address, browser):
-    page, wrong = visit(browser, address, address)
+def test_the_front_page_leads_to_the_book(address, profile):
+    page, wrong = visit(profile, address, address)
     page.wait_for_url("**/book/index.html")
     title = page.title()
-    page.context.close()
+    page.close()
     assert wrong == [] and title.startswith("Attention and Transformers")
 
 
-def test_what_goes_wrong_is_seen(tmp_path, address, browser):
+def test_what_goes_wrong_is_seen(tmp_path, address, profile):
     """A page that does everything wrong, so that a silent check would be noticed."""
     (tmp_path / "bad.html").write_text(
         "<script>undefinedName()</script><script src='http://127.0.0.1:1/x.js'></script>"
     )
-    page, wrong = visit(browser, Path(tmp_path, "bad.html").as_uri(), address)
-    page.context.close()
+    page, wrong = visit(profile, Path(tmp_path, "bad.html").as_uri(), address)
+    page.close()
     kinds = {line.partition(":")[0] for line in wrong}
     assert {"script error", "asked elsewhere", "not loaded", "console"} <= kinds
-
-
-# What stays, and why.
-LISTED = {
-    # docutils marks entries of a bibliography with roles that ARIA has given up since.
-    "aria-allowed-role", "aria-deprecated-role", "aria-required-children",
-}  # fmt: skip
-# The reference repeats one pattern hundreds of times, code does in each cell: some suffice.
-FEWER = """for (const [kind, from] of [["#the-package > section", 2], [".highlight pre", 6]])
-  [...document.querySelectorAll(kind)].slice(from).forEach((node) => node.remove())"""
-ONE_CHAPTER = "notebooks/ch10_2_attention_pooling.html"
-
-
-def variants(name):
-    """Schemes and widths to look at, and whether contrast is measured there.
-
-    Colours follow the scheme alone, everything else the width alone. Contrast takes most of the
-    time, and chapters share their colours.
-    """
-    contrast = name == ONE_CHAPTER or not name.startswith("notebooks/")
-    return [("light", 1280, contrast), ("dark", 360, False)] + contrast * [("dark", 1280, True)]
-
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_axe_finds_nothing_of_ours(name, address, browser):
-    page = visit_without_formulas(browser, address + name)
-    page.evaluate(FEWER)
-    page.evaluate(AXE)
-    page.add_style_tag(content="* { transition: none !important; }")  # colours change at once
-    wrong = []
-    for scheme, width, contrast in variants(name):
-        page.emulate_media(color_scheme=scheme)
-        page.set_viewport_size({"width": width, "height": 800})
-        page.wait_for_function(f"document.documentElement.dataset.theme == '{scheme}'")
-        found = page.evaluate(
-            """contrast => axe.run({
-                resultTypes: ["violations"], rules: {"color-contrast": {enabled: contrast}},
-            }).then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.target.join(" "))]))""",
-            contrast,
-        )
-        wrong += [(scheme, width, *one) for one in found if one[0] not in LISTED]
-    page.context.close()
-    assert wrong == []
-
-
-def test_axe_sees_a_fault(address, browser):
-    page = visit_without_formulas(browser, address + "book/credits.html")
-    page.evaluate("document.querySelector('article').append(document.createElement('button'))")
-    page.evaluate(AXE)
-    found = page.evaluate("axe.run().then(r => r.violations.map(v => v.id))")
-    page.context.close()
-    assert "button-name" in found
-
-
-TERMS = ["softmax", "Nadaraya", "label smoothing", "beam search", "positional", "注意力", "查询"]
-TERMS += ["多头注意力", "编码器", "掩码"]
-
-
-@pytest.mark.parametrize("term", TERMS)
-def test_the_search_finds(term, address, browser):
-    page, wrong = visit(browser, f"{address}search.html?q={term}", address)
-    page.wait_for_selector("#search-results ul.search li a", timeout=10_000)
-    page.context.close()
-    assert wrong == []
-
-
-def test_on_paper_a_page_has_its_title_and_nothing_to_click(address, browser):
-    page = visit_without_formulas(browser, address + "notebooks/ch10_2_attention_pooling.html")
-    page.emulate_media(media="print")
-    title = page.locator("article h1")
-    seen = title.is_visible(), title.text_content().startswith("10.2 Attention Pooling")
-    clickable = page.locator("header:visible, .bd-sidebar-primary:visible, .copybtn:visible").count()
-    page.context.close()
-    assert seen == (True, True) and clickable == 0
-
-
-def test_a_dark_page_is_light_on_paper(address, browser):
-    page = visit_without_formulas(browser, address + "book/index.html", color_scheme="dark")
-    seen = [page.evaluate("document.documentElement.dataset.theme")]
-    for event in ("beforeprint", "afterprint"):
-        page.evaluate(f"window.dispatchEvent(new Event('{event}'))")
-        seen.append(page.evaluate("document.documentElement.dataset.theme"))
-    page.context.close()
-    assert seen == ["dark", "light", "dark"]
-
-
-def test_the_theme_can_be_switched(address, browser):
-    page = visit_without_formulas(browser, address + "book/index.html", color_scheme="light")
-    seen = []
-    for _ in range(3):
-        page.locator("button.theme-switch-button:visible").first.click()
-        seen.append(page.evaluate("document.documentElement.dataset.theme"))
-    page.context.close()
-    assert {"light", "dark"} <= set(seen)
 
 
 LIVE_PAGES = ["book/index.html", *(f"notebooks/{p.stem}.html" for p in notebooks.all_notebooks())]
@@ -221,26 +151,122 @@ def reacts_to_the_pointer(figure):
     return figure.locator("[aria-live]").text_content() != before
 
 
-@pytest.mark.parametrize("name", LIVE_PAGES)
-def test_a_live_figure_reacts_to_keys_and_pointer(name, address, browser):
-    page = visit_without_formulas(browser, address + name)
+def test_a_live_figure_reacts_to_keys_and_pointer(loaded):
+    name, page, _ = loaded
+    page.set_viewport_size({"width": 1280, "height": 800})
     figures = page.locator("figure.live")
     count = figures.count()
+    assert bool(count) == (name in LIVE_PAGES)
     keys = [reacts_to_keys(figures.nth(i), page) for i in range(count)]
     pointer = [reacts_to_the_pointer(figures.nth(i)) for i in range(count)]
-    page.context.close()
-    assert count, "no live figure on this page"
     assert all(keys) and all(pointer), (keys, pointer)
 
 
-def test_a_token_shows_its_row_while_the_pointer_is_on_it(address, browser):
+# What stays, and why.
+LISTED = {
+    # docutils marks entries of a bibliography with roles that ARIA has given up since.
+    "aria-allowed-role", "aria-deprecated-role", "aria-required-children",
+}  # fmt: skip
+# The reference repeats one pattern hundreds of times, code does in each cell: some suffice.
+# Formulas are MathJax's.
+FEWER = """for (const [kind, from] of
+    [["#the-package > section", 2], [".highlight pre", 6], ["mjx-container", 0]])
+  [...document.querySelectorAll(kind)].slice(from).forEach((node) => node.remove())"""
+ONE_CHAPTER = "notebooks/ch10_2_attention_pooling.html"
+
+
+def variants(name):
+    """Schemes and widths to look at, and whether contrast is measured there.
+
+    Colours follow the scheme alone, everything else the width alone. Contrast takes most of the
+    time: of the chapters, which share their colours, one has it measured, and that one also where
+    it is dark and wide, since what stands beside the text is the same on every page.
+    """
+    contrast = name == ONE_CHAPTER or not name.startswith("notebooks/")
+    found = [("light", 1280, contrast), ("dark", 360, contrast)]
+    return [*found, ("dark", 1280, True)] if name == ONE_CHAPTER else found
+
+
+def test_axe_finds_nothing_of_ours(loaded):
+    name, page, _ = loaded
+    page.evaluate(FEWER)
+    page.evaluate(AXE)
+    page.add_style_tag(content="* { transition: none !important; }")  # colours change at once
+    wrong = []
+    for scheme, width, contrast in variants(name):
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size({"width": width, "height": 800})
+        page.wait_for_function(f"document.documentElement.dataset.theme == '{scheme}'")
+        found = page.evaluate(
+            """contrast => axe.run({
+                resultTypes: ["violations"], rules: {"color-contrast": {enabled: contrast}},
+            }).then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.target.join(" "))]))""",
+            contrast,
+        )
+        wrong += [(scheme, width, *one) for one in found if one[0] not in LISTED]
+    assert wrong == []
+
+
+def test_axe_sees_a_fault(address, profile):
+    page = visit_without_formulas(profile, address + "book/credits.html")
+    page.evaluate("document.querySelector('article').append(document.createElement('button'))")
+    page.evaluate(AXE)
+    found = page.evaluate("axe.run().then(r => r.violations.map(v => v.id))")
+    page.close()
+    assert "button-name" in found
+
+
+TERMS = ["softmax", "Nadaraya", "label smoothing", "beam search", "positional", "注意力", "查询"]
+TERMS += ["多头注意力", "编码器", "掩码"]
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_the_search_finds(term, address, profile):
+    page, wrong = visit(profile, f"{address}search.html?q={term}", address)
+    page.wait_for_selector("#search-results ul.search li a", timeout=10_000)
+    page.close()
+    assert wrong == []
+
+
+def test_on_paper_a_page_has_its_title_and_nothing_to_click(address, profile):
+    page = visit_without_formulas(profile, address + "notebooks/ch10_2_attention_pooling.html")
+    page.emulate_media(media="print")
+    title = page.locator("article h1")
+    seen = title.is_visible(), title.text_content().startswith("10.2 Attention Pooling")
+    clickable = page.locator("header:visible, .bd-sidebar-primary:visible, .copybtn:visible").count()
+    page.close()
+    assert seen == (True, True) and clickable == 0
+
+
+def test_a_dark_page_is_light_on_paper(address, profile):
+    page = visit_without_formulas(profile, address + "book/index.html", scheme="dark")
+    seen = [page.evaluate("document.documentElement.dataset.theme")]
+    for event in ("beforeprint", "afterprint"):
+        page.evaluate(f"window.dispatchEvent(new Event('{event}'))")
+        seen.append(page.evaluate("document.documentElement.dataset.theme"))
+    page.close()
+    assert seen == ["dark", "light", "dark"]
+
+
+def test_the_theme_can_be_switched(address, browser):
+    # The choice is kept in the profile: this one is nobody else's.
+    page = visit_without_formulas(browser.new_context(), address + "book/index.html")
+    seen = []
+    for _ in range(3):
+        page.locator("button.theme-switch-button:visible").first.click()
+        seen.append(page.evaluate("document.documentElement.dataset.theme"))
+    page.context.close()
+    assert {"light", "dark"} <= set(seen)
+
+
+def test_a_token_shows_its_row_while_the_pointer_is_on_it(address, profile):
     page = visit_without_formulas(
-        browser, address + "notebooks/ch10_5_multi_head_attention.html"
+        profile, address + "notebooks/ch10_5_multi_head_attention.html"
     )
     figure = page.locator("figure.live").first
     tokens = figure.locator("[role=radio]:visible")
     before = figure.locator("[aria-live]").text_content()
     tokens.last.hover()
     after = figure.locator("[aria-live]").text_content()
-    page.context.close()
+    page.close()
     assert after != before

@@ -3,13 +3,13 @@
 import ast
 import errno
 import json
-import os
 import random
-import subprocess
+import signal
 import sys
 import time
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -28,7 +28,14 @@ from src.checkpoints import (
     set_rng_state,
 )
 from src.options import replacing
-from toy_training import copy_examples, tiny_model, trainer
+from toy_training import (
+    copy_examples,
+    tiny_model,
+    trained_in_a_process,
+    trainer,
+    write_for_ever,
+    write_too_much,
+)
 
 CPU = torch.device("cpu")
 
@@ -127,92 +134,63 @@ def test_resume_without_a_checkpoint_changes_nothing(tmp_path):
 
 # ---------------------------------------------------------------- death at any moment
 
-RUN = """
-import json, sys, torch
-sys.path.insert(0, {tests!r})
-from toy_training import trained_in_subprocess
-trained_in_subprocess({directory!r})
-"""
 
-
-def start(directory):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    script = RUN.format(tests=str(Path(__file__).parent), directory=str(directory))
-    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True,
-                            env=environment)
-
-
+@pytest.mark.slow
 def test_a_run_killed_twice_ends_like_one_never_killed(tmp_path):
-    whole = start(tmp_path / "whole")
-    expected = json.loads(whole.communicate(timeout=120)[0].splitlines()[-1])
+    def start(name):
+        out = tmp_path / f"{name}.txt"
+        out.unlink(missing_ok=True)
+        return processes.start(trained_in_a_process, tmp_path / name, out=out), out
+
+    whole, out = start("whole")
+    assert processes.finished(whole) == [0], out.read_text()
+    expected = json.loads(out.read_text().splitlines()[-1])
     assert len(expected) == 24
     reached = 0
     for kill_at in (5, 13):
-        process = start(tmp_path / "killed")
-        for line in process.stdout:
-            if line.strip() == f"step {kill_at}":
-                process.kill()
-        assert process.wait(timeout=60) != 0
+        process, out = start("killed")
+        processes.wait_for(f"step {kill_at}\n", out, process)
+        process.kill()
+        assert processes.finished(process) == [-signal.SIGKILL]
         step = read_header(tmp_path / "killed" / "last.safetensors")["state"]["step"]
         # One update may be lost: the one that was not saved yet. A few more may have been made.
         assert max(reached, kill_at - 1) <= step < 24
         reached = step
-    process = start(tmp_path / "killed")
-    lines = process.communicate(timeout=120)[0].splitlines()
+    process, out = start("killed")
+    assert processes.finished(process) == [0], out.read_text()
+    lines = out.read_text().splitlines()
     assert lines[0] == f"resumed True {reached}"
     assert json.loads(lines[-1]) == expected  # equal to the last bit
 
 
-WRITE = """
-import torch
-from torch import nn
-from src.checkpoints import save_checkpoint
-model = nn.Linear(700, 701)
-for step in range(1, 10_000):
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(step)
-    save_checkpoint({path!r}, model, config={{}}, state={{"step": step}})
-    print(step, flush=True)
-"""
-
-
+@pytest.mark.slow
 def test_a_kill_while_writing_leaves_a_whole_file(tmp_path):
     path = tmp_path / "a.safetensors"
     generator = random.Random(0)
-    for _ in range(4):
+    for attempt in range(4):
         path.unlink(missing_ok=True)
-        process = subprocess.Popen([sys.executable, "-c", WRITE.format(path=str(path))],
-                                   stdout=subprocess.PIPE, text=True)
-        assert process.stdout.readline() == "1\n"
+        out = tmp_path / f"{attempt}.txt"
+        process = processes.start(write_for_ever, path, out=out)
+        processes.wait_for("1\n", out, process)
         time.sleep(generator.uniform(0.0, 0.1))
         process.kill()
-        printed = [1, *map(int, process.communicate()[0].split())]
+        assert processes.finished(process) == [-signal.SIGKILL], out.read_text()
+        printed = [int(line) for line in out.read_text().split()]
         model = nn.Linear(700, 701)
         step = load_checkpoint(path, model)["step"]
         assert step >= printed[-1]
         assert all(parameter.eq(step).all() for parameter in model.parameters())
 
 
-LIMITED = """
-import resource, sys, torch
-from torch import nn
-from src.checkpoints import save_checkpoint
-save_checkpoint({path!r}, nn.Linear(2, 3), config={{}}, state={{"step": 1}})
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-try:
-    save_checkpoint({path!r}, nn.Linear(200, 300), config={{}}, state={{"step": 2}})
-except OSError as error:
-    print(error.errno, error.filename)
-"""
-
-
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="resource limits are POSIX")
 def test_a_file_that_cannot_grow_leaves_the_old_one(tmp_path):
-    path = tmp_path / "a.safetensors"
-    result = subprocess.run([sys.executable, "-c", LIMITED.format(path=str(path))],
-                            capture_output=True, text=True, timeout=60)
-    assert result.stdout.split() == [str(errno.EFBIG), str(path)], result.stderr
+    path, out = tmp_path / "a.safetensors", tmp_path / "out.txt"
+    save_checkpoint(path, nn.Linear(2, 3), config={}, state={"step": 1})
+    process = processes.start(write_too_much, path, out=out, limit=20_000)
+    assert processes.finished(process) == [0], out.read_text()
+    assert out.read_text().split() == [str(errno.EFBIG), str(path)]
+    out.unlink()
     assert read_header(path)["state"] == {"step": 1}
     assert list(tmp_path.iterdir()) == [path]
 

@@ -17,12 +17,12 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import nbformat
 import pytest
 from filelock import FileLock
-from nbclient import NotebookClient
+from sample import ROOT
 
-ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.slow
+
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PREINSTALLED = ("torch", "numpy", "matplotlib", "pandas", "ipykernel", "pip")
 # Run from top to bottom: one that is short, draws, loads data and shows source; or all.
@@ -133,8 +133,10 @@ def sockets():
         yield os.path.join(folder, "socket")
 
 
-def imports() -> list[nbformat.NotebookNode]:
+def imports() -> list:
     """A cell for each notebook, with every import that it makes, wherever it stands."""
+    import nbformat
+
     cells = []
     for path in NOTEBOOKS:
         notebook = nbformat.read(path, as_version=4)
@@ -150,6 +152,9 @@ def imports() -> list[nbformat.NotebookNode]:
 
 @pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
 def test_notebook_runs_on_colab(path, colab, sockets, tmp_path, monkeypatch):
+    import nbformat  # takes two seconds, which no other worker should wait for
+    from nbclient import NotebookClient
+
     before = json.loads((colab / "ready").read_text())
     url = re.search(r'REPO = "(.+?)"', path.read_text().replace('\\"', '"'))[1]
     monkeypatch.setenv("JUPYTER_PATH", str(colab / "jupyter"))

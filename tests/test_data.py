@@ -259,6 +259,7 @@ def french_splits(french):
     return split_pairs(french[0])
 
 
+@pytest.mark.slow
 def test_real_corpus_is_the_one_that_the_book_describes(french):
     pairs, report = french
     assert report == Cleaning(
@@ -270,6 +271,7 @@ def test_real_corpus_is_the_one_that_the_book_describes(french):
     assert data._describe("fra", pairs, report) in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_real_split_has_no_leak(french, french_splits):
     assert sum(map(len, sides(french_splits))) == len(french[0])
     for column in (0, 1):
@@ -280,6 +282,7 @@ def test_real_split_has_no_leak(french, french_splits):
         assert found[2].isdisjoint(found[0] | found[1]) and found[1].isdisjoint(found[0])
 
 
+@pytest.mark.slow
 def test_real_easy_subset(french_splits):
     easy = easy_subset(french_splits, num_words=800, max_tokens=8)
     words = {word for pair in easy.train for word in split_words(pair.source)}

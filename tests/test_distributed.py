@@ -1,53 +1,57 @@
 """Several processes: the same losses as one on the joined batch, and failing together."""
 
-import json
 import os
 import re
+import signal
 import subprocess
 import sys
-from pathlib import Path
 
+import processes
 import pytest
 import torch
+from torch.distributed import TCPStore
+from toy_training import distributed_batches, distributed_run, tiny_model, trainer
 
-from src import distributed
+from src import distributed, train
 from src.checkpoints import read_header
 
-# Run by each process under torchrun: train on a corpus whose batches do not divide evenly.
-WORKER = """
-import json, sys
-import torch
-sys.path.insert(0, {tests!r})
-torch.set_num_threads(1)
-from toy_training import distributed_run
-distributed_run(*json.loads({runs!r}))
-"""
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="several processes: Linux and macOS"),
+]
+
+# Most of these tests need two processes, but not the launcher: they are started as torchrun does,
+# without importing PyTorch anew. The command itself is run under torchrun below.
 
 
-def not_on_windows():
-    if sys.platform == "win32":
-        pytest.skip("several processes are tried on Linux and macOS")
+class Ranks:
+    """Two processes of one training, each of which calls a function."""
+
+    def __init__(self, folder, function, *arguments, limit=None):
+        # As under torchrun, the store at which they meet is the launcher's; its port is free.
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.store.port),
+                 "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
+        self.out, self.err = folder / "out.txt", folder / "err.txt"
+        for file in (self.out, self.err):
+            file.unlink(missing_ok=True)
+        self.processes = [
+            processes.start(
+                function, *arguments, out=self.out, err=self.err, limit=limit,
+                environment=place | {"RANK": rank, "LOCAL_RANK": rank},
+            )
+            for rank in ("0", "1")
+        ]  # fmt: skip
+
+    def statuses(self):
+        return processes.finished(*self.processes)
 
 
-def launch(processes, tmp_path, *more, **options):
-    """Start ``processes`` of `toy_training.distributed_run` under torchrun: one run, and more."""
-    not_on_windows()
-    script = tmp_path / "worker.py"
-    runs = json.dumps([options, *more])
-    script.write_text(WORKER.format(tests=str(Path(__file__).parent), runs=runs))
-    # A free port each time, so that tests can run beside each other.
-    arguments = ["--standalone", "--nproc-per-node", str(processes), "--max-restarts", "0"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", *arguments, str(script)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-
-
-def finished(process):
-    out, _ = process.communicate(timeout=400)
-    assert process.returncode == 0, out
-    return out
+def trained_by_two(folder, *runs, **run):
+    """Train as `toy_training.distributed_run` says, once or more; what both printed."""
+    ranks = Ranks(folder, distributed_run, *runs, *([run] if run else []))
+    assert ranks.statuses() == [0, 0], ranks.err.read_text()
+    return ranks.out.read_text()
 
 
 def history_of(path):
@@ -57,8 +61,6 @@ def history_of(path):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """One process that makes each update from the batches of two, or from two of each."""
-    from toy_training import distributed_run
-
     folder = tmp_path_factory.mktemp("alone")
     runs = [{"directory": str(folder / str(n)), "accumulate": 2 * n, "steps": 10} for n in (1, 2)]
     distributed_run(*runs)
@@ -72,7 +74,7 @@ def test_two_processes_are_one_on_the_joined_batch(alone, tmp_path, sharding):
         {"directory": str(tmp_path / str(n)), "accumulate": n, "steps": 10, "sharding": sharding}
         for n in (1, 2)
     )
-    out = finished(launch(2, tmp_path, two, **one))
+    out = trained_by_two(tmp_path, one, two)
     for folder in ("1", "2"):
         same_training(alone / folder / "last.safetensors", tmp_path / folder / "last.safetensors")
     # Counted at each run's end: ten savings and up to two best ones, all by one process.
@@ -95,8 +97,6 @@ def same_training(one_process, two_processes):
 
 def test_the_epoch_does_not_divide_evenly():
     """What the test above relies on: an odd number of batches, so one process gets a filler."""
-    from toy_training import distributed_batches
-
     one, two = (distributed_batches(rank=0, world_size=n) for n in (1, 2))
     assert len(one) % 2 == 1 and len(two) == len(one) // 2 + 1
     fillers = [b for b in distributed_batches(rank=1, world_size=2) if b.num_tokens == 0]
@@ -107,13 +107,12 @@ def test_the_epoch_does_not_divide_evenly():
 
 def test_a_killed_run_of_two_resumes_exactly(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finished(launch(2, tmp_path, directory=str(whole), steps=12, dropout=0.2))
-    process = launch(2, tmp_path, directory=str(killed), steps=12, dropout=0.2, kill=[1, 5])
-    out, _ = process.communicate(timeout=400)
-    assert process.returncode != 0 and "SIGKILL" in out
+    trained_by_two(tmp_path, directory=str(whole), steps=12, dropout=0.2)
+    run = {"directory": str(killed), "steps": 12, "dropout": 0.2}
+    assert Ranks(tmp_path, distributed_run, run | {"kill": [1, 5]}).statuses()[1] == -signal.SIGKILL
     reached = read_header(killed / "last.safetensors")["state"]["step"]
     assert reached in (4, 5)
-    finished(launch(2, tmp_path, directory=str(killed), steps=12, dropout=0.2))
+    trained_by_two(tmp_path, run)
     names = [0, 1, 2, 4, 5, 6]  # all but the seconds
     wanted, found = (history_of(d / "last.safetensors") for d in (whole, killed))
     assert [[r[i] for i in names] for r in found] == [[r[i] for i in names] for r in wanted]
@@ -121,9 +120,7 @@ def test_a_killed_run_of_two_resumes_exactly(tmp_path):
 
 def test_a_run_of_two_goes_on_as_one(tmp_path):
     """Without dropout nothing depends on the number of processes but the size of an update."""
-    from toy_training import distributed_run
-
-    finished(launch(2, tmp_path, directory=str(tmp_path), steps=3, accumulate=1))
+    trained_by_two(tmp_path, directory=str(tmp_path), steps=3, accumulate=1)
     header = read_header(tmp_path / "last.safetensors")["state"]
     assert header["batches_of_epoch"] == 6
     distributed_run({"directory": str(tmp_path), "steps": 5, "accumulate": 1})
@@ -133,23 +130,38 @@ def test_a_run_of_two_goes_on_as_one(tmp_path):
 
 
 def test_all_stop_when_one_is_asked_to(tmp_path):
-    out = finished(launch(2, tmp_path, directory=str(tmp_path), steps=50, interrupt=[1, 4]))
+    out = trained_by_two(tmp_path, directory=str(tmp_path), steps=50, interrupt=[1, 4])
     step = read_header(tmp_path / "last.safetensors")["state"]["step"]
     assert 4 <= step < 50
     assert out.count(f"stopped after {step}") == 2
 
 
+def unequal(folder):
+    """In each of two processes: lists, scores and ends that differ between them."""
+    from src import distributed as group
+
+    with group.process_group(timeout_s=60):
+        rank = group.rank()
+        mine = list(distributed_batches(rank=rank, world_size=2))
+        run = trainer(tiny_model(), mine[:2], steps=None, epochs=2)
+        run.fit()
+        print(f"{rank} lists {run.step} updates", flush=True)
+        scores = iter([1.0, 0.0, 1.0] if rank else [0.0, 1.0, 0.0])
+        run = trainer(tiny_model(), mine, steps=9, eval_every=1, best_by="score", patience=2,
+                      metric=lambda model: next(scores), directory=folder / "run")
+        run.fit()
+        print(f"{rank} scores {[e.score for e in run.evaluations]} stale {run.stale}", flush=True)
+        for batches, valid in ((mine[: 2 + rank], None), (mine, mine if rank else None)):
+            with pytest.raises(ValueError) as caught:
+                trainer(tiny_model(), batches, valid=valid, steps=5).fit()
+            print(rank, str(caught.value).partition(", but")[0], flush=True)
+
+
 def test_lists_scores_and_ends_that_differ_between_processes(tmp_path):
     """Two processes decide alike, or both refuse; none waits for the other."""
-    script = tmp_path / "worker.py"
-    script.write_text(UNEQUAL.format(tests=str(Path(__file__).parent), folder=str(tmp_path)))
-    arguments = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "0"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", *arguments, str(script)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    lines = finished(process).splitlines()
+    ranks = Ranks(tmp_path, unequal, tmp_path)
+    assert ranks.statuses() == [0, 0], ranks.err.read_text()
+    lines = ranks.out.read_text().splitlines()
     for rank in (0, 1):
         assert f"{rank} lists 4 updates" in lines
         assert f"{rank} scores [0.5, 0.5, 0.5] stale 2" in lines
@@ -157,53 +169,24 @@ def test_lists_scores_and_ends_that_differ_between_processes(tmp_path):
         assert f"{rank} valid must be given in every process or in none" in lines
 
 
-UNEQUAL = """
-import sys
-sys.path.insert(0, {tests!r})
-from toy_training import distributed_batches, tiny_model, trainer
-from src import distributed
-with distributed.process_group(timeout_s=60):
-    rank = distributed.rank()
-    mine = list(distributed_batches(rank=rank, world_size=2))
-    run = trainer(tiny_model(), mine[:2], steps=None, epochs=2)
-    run.fit()
-    say = lambda text: sys.stdout.write(f"{{rank}} {{text}}\\n") and sys.stdout.flush()
-    say(f"lists {{run.step}} updates")
-    scores = iter([1.0, 0.0, 1.0] if rank else [0.0, 1.0, 0.0])
-    run = trainer(tiny_model(), mine, steps=9, eval_every=1, best_by="score", patience=2,
-                  metric=lambda model: next(scores), directory={folder!r} + "/run")
-    run.fit()
-    say(f"scores {{[e.score for e in run.evaluations]}} stale {{run.stale}}")
-    for batches, valid in ((mine[: 2 + rank], None), (mine, mine if rank else None)):
-        try:
-            trainer(tiny_model(), batches, valid=valid, steps=5, patience=None).fit()
-        except ValueError as error:
-            say(str(error).partition(", but")[0])
-"""
-
-
-def limited():
-    """In the child: no file may grow beyond 5 kB, as if the disk were full."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))
-
-
-def torchrun_command(corpus, out, *options, status=0, **kwargs):
-    """What it wrote to standard output, or to standard error if it fails."""
-    not_on_windows()
+def command_line(corpus, out, *options):
+    """Arguments for a training of a few updates by `src.train`."""
     arguments = ["--tsv", corpus, "--out", out, "--preset", "tiny", "--d-model", 16, "--dropout", 0,
                  "--num-heads", 2, "--d-ff", 16, "--tokenizer", "word", "--vocab-size", 40,
                  "--batch-size", 8, "--eval-every", 2, "--valid-share", 0.2, "--lr", 0.01,
                  "--bleu-sentences", 3, "--device", "cpu", "--log-every", 1, *options]  # fmt: skip
+    return list(map(str, arguments))
+
+
+def torchrun(*arguments):
+    """Train by the command that the page names; what it wrote to standard output."""
     result = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "-m", "src.train", *map(str, arguments)],
+         "-m", "src.train", *arguments],
         env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=400,
-        **kwargs,
     )  # fmt: skip
-    assert result.returncode == status, result.stderr
-    return result.stderr if status else result.stdout
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 @pytest.fixture(scope="module")
@@ -217,28 +200,31 @@ def corpus(tmp_path_factory):
 @pytest.mark.skipif(sys.platform == "win32", reason="resource limits are POSIX")
 def test_all_fail_in_a_sentence_when_the_writer_fails(corpus, tmp_path):
     """The curves reach the limit first; then no process may wait for another, or say more."""
-    options = ["--tensorboard", "--steps", 500, "--eval-every", 500]
-    err = torchrun_command(corpus, tmp_path / "run", *options, status=1, preexec_fn=limited)
-    ours = sorted(line for line in err.splitlines() if re.match("src.train[,:]", line))
-    assert ours == [
+    arguments = command_line(
+        corpus, tmp_path / "run", "--tensorboard", "--steps", 500, "--eval-every", 500
+    )
+    ranks = Ranks(tmp_path, train.main, arguments, limit=5_000)
+    assert ranks.statuses() == [2, 2]
+    assert sorted(ranks.err.read_text().splitlines()) == [
         "src.train, process 1: process 0 failed while it wrote for all: see its message",
         f"src.train: {tmp_path / 'run' / 'tensorboard'}: File too large",
     ]
-    assert "RuntimeError" not in err and "OSError" not in err
 
 
 def test_the_command_under_torchrun_with_copies_and_with_shards(corpus, tmp_path):
     """The sharded run is cut and resumed, and translates for its BLEU with its shards."""
     nothing_held_out = ["--valid-share", 0, "--test-share", 0]
-    out = torchrun_command(corpus, tmp_path / "all", "--steps", 1, *nothing_held_out)
+    out = torchrun(*command_line(corpus, tmp_path / "all", "--steps", 1, *nothing_held_out))
     assert "110 + 0 + 0 pairs" in out and "note:" not in out
-    out = torchrun_command(corpus, tmp_path / "copies", "--steps", 4)
+    out = torchrun(*command_line(corpus, tmp_path / "copies", "--steps", 4))
     assert "2 × cpu" in out
     evaluations = [line.split(",")[0] for line in out.splitlines() if line.startswith("update")]
     assert evaluations == ["update 2", "update 4"]
-    torchrun_command(corpus, tmp_path / "shards", "--steps", 2, "--sharding", "fsdp")
-    options = ["--steps", 4, "--sharding", "fsdp", "--resume"]
-    assert "resumed after update 2" in torchrun_command(corpus, tmp_path / "shards", *options)
+    for options in (["--steps", 2], ["--steps", 4, "--resume"]):
+        sharded = ["--sharding", "fsdp", *options]
+        ranks = Ranks(tmp_path, train.main, command_line(corpus, tmp_path / "shards", *sharded))
+        assert ranks.statuses() == [0, 0], ranks.err.read_text()
+    assert "resumed after update 2" in ranks.out.read_text()
     copies, shards = (read_header(tmp_path / name / "last.safetensors")["state"]
                       for name in ("copies", "shards"))  # fmt: skip
     assert [row[0] for row in copies["history"]] == [1, 2, 3, 4]
@@ -274,6 +260,6 @@ def test_one_process_needs_no_group():
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 def test_two_gpus_train(tmp_path, sharding):
-    finished(launch(2, tmp_path, directory=str(tmp_path), steps=5, sharding=sharding, device=None))
+    trained_by_two(tmp_path, directory=str(tmp_path), steps=5, sharding=sharding, device=None)
     rows = history_of(tmp_path / "last.safetensors")
     assert rows[-1][4] < rows[0][4]

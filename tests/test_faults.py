@@ -20,6 +20,8 @@ from faults import FAULTS
 
 import browser
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 SERVER = Path(__file__).with_name("fault_server.py")
 
@@ -44,7 +46,7 @@ def copy_package(folder):
     for name in ("src", "tests", "benchmarks", "tools"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n slow\n")
 
 
 @pytest.fixture(scope="session")

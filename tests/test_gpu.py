@@ -67,6 +67,7 @@ def compare_compiled(device, backend, folder):
     assert len(longer.fit()) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "backend"),
     [("cpu", "eager"), pytest.param("cuda", None, marks=pytest.mark.gpu)],

@@ -8,9 +8,8 @@ import ast
 import dataclasses
 import re
 
-import nbformat
 import pytest
-from sample import ROOT
+from sample import ROOT, notebooks
 
 FIRST, LAST = "device = pick_device()", "def written(sentence):"
 
@@ -24,8 +23,8 @@ class WithoutAssertions(ast.NodeTransformer):
 
 def large_cells() -> str:
     """The code from the data to the live figure, made to take the branch of a GPU."""
-    notebook = nbformat.read(ROOT / "notebooks" / "ch10_7_transformer.ipynb", as_version=4)
-    sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    cells = notebooks.read(ROOT / "notebooks" / "ch10_7_transformer.ipynb")
+    sources = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
     imports = next(source for source in sources if "from src.batches" in source)
     start = next(i for i, source in enumerate(sources) if source.startswith(FIRST))
     end = next(i for i, source in enumerate(sources) if LAST in source)
@@ -42,6 +41,7 @@ def large_cells() -> str:
     return code
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_branch_of_a_gpu_runs(unchecked):
     def few(splits):

@@ -429,6 +429,7 @@ def fake(path, script):
 OLD_PYTHON = 'case "$2" in *print*) echo 3.9 ;; *) exit 1 ;; esac'
 
 
+@pytest.mark.slow
 def test_an_old_python_is_refused_in_one_sentence(tmp_path):
     run = environment(".venv", str(fake(tmp_path / "python3.9", OLD_PYTHON)))
     assert run.returncode == 1 and run.stdout == ""
@@ -436,12 +437,14 @@ def test_an_old_python_is_refused_in_one_sentence(tmp_path):
     assert len(run.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_missing_python_is_refused_in_one_sentence():
     run = environment(".venv", "no-such-python")
     assert run.returncode == 1 and "PYTHON=no-such-python cannot be run" in run.stderr
     assert len(run.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_machine_without_new_python_is_told_so(tmp_path):
     copy_pins(tmp_path)
     tools = tmp_path / "bin"
@@ -524,6 +527,7 @@ def test_an_environment_without_pip_or_of_another_folder_is_made_anew(installed,
     assert installed("book") == ANEW + BOOK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "failed"),
     [("none", 0), ("data", 1), ("make", 1), ("tests", 1), ("nbval", 1)],
@@ -544,6 +548,7 @@ def test_one_failing_part_fails_the_whole_and_all_are_reported(broken, failed, t
     assert (summary.count("passed: "), summary.count("FAILED: ")) == (4 - failed, failed)
 
 
+@pytest.mark.slow
 def test_the_book_is_built_again_when_anything_changes_that_it_shows():
     listed = subprocess.run(
         ["make", "-pn", "_build/.built"], capture_output=True, text=True, cwd=ROOT, timeout=60

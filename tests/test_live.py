@@ -242,7 +242,13 @@ def test_labels_are_lists_of_strings(values):
 
 # --- in a browser
 
-in_a_browser = pytest.mark.skipif(chromium.find() is None, reason="no Chromium or Chrome here")
+no_browser = pytest.mark.skipif(chromium.find() is None, reason="no Chromium or Chrome here")
+
+
+def in_a_browser(test):
+    return pytest.mark.slow(no_browser(test))
+
+
 FRAME = '<!doctype html><html lang="en"><title>t</title><body>'
 # What a page may do to what stands on it.
 HOSTILE = "<style>* {color: #fff; font: 40px/3 serif} table, button, p {width: 900px; display: none}</style>"

@@ -329,12 +329,14 @@ def checked(tmp_path_factory):
     return re.findall(r"::Cell \d+ (PASSED|FAILED)", run.stdout), run.stdout
 
 
+@pytest.mark.slow
 def test_nbval_passes_what_may_differ_and_fails_what_may_not(checked):
     outcomes, report = checked
     got = dict(zip((what for what, _, _ in STORED), outcomes, strict=True))
     assert got == {what: "PASSED" if same else "FAILED" for what, _, same in STORED}, report
 
 
+@pytest.mark.slow
 def test_nbval_names_the_number(checked):
     assert "142 was stored, 144 came in: mean 144\n" in checked[1]
     assert "0.14 was stored, 0.12 came in: <p>0.12\n" in checked[1]

@@ -130,6 +130,7 @@ def test_vocabulary_by_frequency_then_by_code_point():
     assert reordered.tokens(range(7)) == tokenizer.tokens(range(7))
 
 
+@pytest.mark.slow
 def test_subword_training_is_the_same_in_every_process():
     program = (
         "import sys, json; from src.tokenization import SubwordTokenizer\n"

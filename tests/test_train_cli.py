@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -24,6 +25,8 @@ from src.evaluation import Translation
 from src.train_options import DERIVED, build_parser
 from src.training import TrainingConfig
 from src.transformer import Transformer, TransformerConfig
+
+pytestmark = pytest.mark.slow
 
 ADJECTIVES = "red green blue old new big small".split()
 NOUNS = "cat dog house tree car bird man".split()
@@ -69,6 +72,15 @@ def call(module, *arguments):
         return module.main([str(argument) for argument in arguments])
     except SystemExit as leave:
         return leave.code
+
+
+def fork(folder, *arguments, limit=None):
+    """The same command in a process without its start; the process, and the files it writes to."""
+    out, err = folder / "stdout", folder / "stderr"
+    for file in (out, err):
+        file.unlink(missing_ok=True)
+    given = [str(argument) for argument in arguments]
+    return processes.start(train.main, given, out=out, err=err, limit=limit), out, err
 
 
 def losses(run):
@@ -167,19 +179,19 @@ def test_a_run_continues_with_its_own_settings(trained, capsys):
 def test_ctrl_c_saves_and_the_rest_is_exact(corpus, tmp_path):
     steps = ["--steps", 40, "--eval-every", 2, "--log-every", 1]
     arguments = ["--tsv", corpus, *SMALL, *steps]
-    assert finish(command("src.train", *arguments, "--out", tmp_path / "whole"))[0] == 0
-    process = command("src.train", *arguments, "--out", tmp_path / "cut")
-    for line in process.stdout:
-        if line.startswith("update 4"):
-            process.send_signal(signal.SIGINT)
-            break
-    status, out, err = finish(process)
-    assert status == 128 + signal.SIGINT
-    assert "all is saved, --resume goes on from here" in out and "Traceback" not in err
+    process, out, err = fork(tmp_path, *arguments, "--out", tmp_path / "whole")
+    assert processes.finished(process) == [0], err.read_text()
+    process, out, err = fork(tmp_path, *arguments, "--out", tmp_path / "cut")
+    processes.wait_for("update 4", out, process)
+    os.kill(process.pid, signal.SIGINT)
+    assert processes.finished(process) == [128 + signal.SIGINT]
+    assert "all is saved, --resume goes on from here" in out.read_text()
+    assert "Traceback" not in err.read_text()
     step = losses(tmp_path / "cut")[-1][0]
     assert 4 <= step < 40
-    status, out, _ = finish(command("src.train", "--out", tmp_path / "cut", "--resume"))
-    assert status == 0 and f"resumed after update {step}" in out
+    process, out, err = fork(tmp_path, "--out", tmp_path / "cut", "--resume")
+    assert processes.finished(process) == [0], err.read_text()
+    assert f"resumed after update {step}" in out.read_text()
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     whole, cut = ((tmp_path / n / "test.json").read_text() for n in ("whole", "cut"))
     assert whole == cut
@@ -473,32 +485,19 @@ def test_a_second_run_in_the_same_folder_is_refused(corpus, tmp_path, capsys):
     assert not torn.exists() and (run / "last.safetensors").exists()
 
 
-def limited():
-    """In the child: no file may grow beyond 60 kB, as if the disk were full."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="resource limits are POSIX")
 def test_a_full_disk_ends_the_run_and_damages_nothing(corpus, tmp_path):
     run = tmp_path / "run"
     assert call(train, "--tsv", corpus, "--out", run, *SMALL, "--steps", 2) == 0
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    process = command("src.train", "--out", run, "--resume", "--steps", 4, preexec_fn=limited)
-    status, _, err = finish(process)
-    assert status == 2 and err.count("\n") == 1
-    assert err.startswith("src.train: ") and "safetensors: File too large" in err
+    process, _, err = fork(tmp_path, "--out", run, "--resume", "--steps", 4, limit=60_000)
+    assert processes.finished(process) == [2]
+    (line,) = err.read_text().splitlines()
+    assert line.startswith("src.train: ") and "safetensors: File too large" in line
     after = {path.name: path.read_bytes() for path in run.iterdir()}
     assert after.keys() == before.keys()
     for name in ("last.safetensors", "best.safetensors", "source.json", "target.json"):
         assert after[name] == before[name], name
-
-
-def limited_to_5_kb():
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="resource limits are POSIX")
@@ -506,10 +505,10 @@ def test_a_full_disk_behind_tensorboard_ends_the_run_in_a_sentence(corpus, tmp_p
     run = tmp_path / "run"
     arguments = ["--tsv", corpus, "--out", run, *SMALL, "--tensorboard", "--log-every", 1,
                  "--eval-every", 300, "--steps", 300]
-    process = command("src.train", *arguments, preexec_fn=limited_to_5_kb)
-    status, out, err = finish(process)
-    assert (status, err) == (2, f"src.train: {run / 'tensorboard'}: File too large\n")
-    assert "a new run in" in out
+    process, out, err = fork(tmp_path, *arguments, limit=5_000)
+    assert processes.finished(process) == [2]
+    assert err.read_text() == f"src.train: {run / 'tensorboard'}: File too large\n"
+    assert "a new run in" in out.read_text()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")

@@ -397,6 +397,7 @@ for rows in (6, 10, 21, 30):
 """
 
 
+@pytest.mark.slow
 def test_the_model_is_one_graph_for_torch_compile():
     """In a process of its own: the annotations' checks of this one cannot be compiled."""
     run = subprocess.run(

@@ -1,4 +1,4 @@
-"""A tiny task and a tiny model, for the tests of training; also imported by their subprocesses."""
+"""A tiny task and a tiny model for the tests of training, and what their processes do."""
 
 import json
 import random
@@ -6,6 +6,7 @@ import random
 import torch
 
 from src.batches import BucketedBatches, Example
+from src.checkpoints import save_checkpoint
 from src.training import Trainer, TrainingConfig
 from src.transformer import Transformer, TransformerConfig
 
@@ -42,9 +43,8 @@ def trainer(model, batches, /, *, valid=None, metric=None, directory=None, callb
     )
 
 
-def trained_in_subprocess(directory):
+def trained_in_a_process(directory):
     """Train 24 updates, saving after each; resume if there is something; print the losses."""
-    torch.set_num_threads(1)
     batches = BucketedBatches(copy_examples(), batch_size=5, seed=2)
     announce = [lambda trainer, event: print("step", event.step, flush=True)]
     run = trainer(tiny_model(dropout=0.2), batches, steps=24, accumulate=2, save_every=1,
@@ -52,6 +52,25 @@ def trained_in_subprocess(directory):
     print("resumed", run.resume(), run.step, flush=True)
     run.fit()
     print(json.dumps([(r.step, r.loss, r.grad_norm) for r in run.history]), flush=True)
+
+
+def write_for_ever(path):
+    """Save one checkpoint over the other, each of equal numbers, and print which is there."""
+    model = torch.nn.Linear(700, 701)
+    for step in range(1, 10_000):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(step)
+        save_checkpoint(path, model, config={}, state={"step": step})
+        print(step, flush=True)
+
+
+def write_too_much(path):
+    """Save a checkpoint that is larger than a file may be; print the error."""
+    try:
+        save_checkpoint(path, torch.nn.Linear(200, 300), config={}, state={"step": 2})
+    except OSError as error:
+        print(error.errno, error.filename)
 
 
 def distributed_batches(seed=4, shuffle=True, **place):
