@@ -72,7 +72,10 @@ def measure(
     Trainer(model, batches, config, pad_id=0, device="cpu", progress=False).fit()
     model.eval()
     found = translate(model, [pair.source for pair in test], src_tok, tgt_tok, max_len=30)
-    right = [text.split() == p.target.split() for text, p in zip(found, test, strict=True)]
+    right = [
+        text.replace(" ", "") == pair.target.replace(" ", "")
+        for text, pair in zip(found, test, strict=True)
+    ]
     correct = Counter(length(pair) for pair, ok in zip(test, right, strict=True) if ok)
     agreement = None
     if kind is AttentionSeq2Seq:
