@@ -374,6 +374,7 @@ from src.transformer import Transformer, TransformerConfig
 
 sizes = {"d_model": 12, "num_heads": 2, "d_ff": 13, "max_len": 11, "dropout": 0.0}
 layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+model = Transformer(TransformerConfig(17, 19, **sizes, **layers))
 src, tgt = torch.tensor([[3, 4, 0], [5, 6, 7]]), torch.tensor([[1, 8], [1, 9]])
 compiled = torch.compile(model, backend="eager", fullgraph=True)
 torch.testing.assert_close(compiled(src, tgt), model(src, tgt), rtol=0, atol=1e-6)
