@@ -6,8 +6,11 @@
     if (scrolls) node.tabIndex = 0;
     else if (node.tabIndex === 0) node.removeAttribute("tabindex");
   });
-  window.addEventListener("load", mark);
-  window.addEventListener("resize", mark);
+  // Not at the window's resize: the sidebars may still be moving then.
+  const watch = new ResizeObserver(mark);
+  window.addEventListener("load", () => {
+    document.querySelectorAll(".bd-article").forEach((article) => watch.observe(article));
+  });
 })();
 
 // Paper is white: the dark theme's light letters would not show on it.

@@ -54,6 +54,7 @@ def run(folder: str, tests: list[str]) -> int:
     os.chdir(folder)
     sys.path.insert(0, folder)
     options = ["-q", "-c", "pytest.ini", "-p", "no:cacheprovider", "--basetemp", "temporary"]
+    options += ["--assert", "plain"]  # whether it fails is asked, not why
     status = pytest.main([*options, *tests])
     import src  # after the tests: was it the copy that they met?
 

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from sample import ROOT, notebooks
-from test_browser import browser, chromium  # noqa: F401 - a fixture
+from test_browser import blank, browser, chromium, profile  # noqa: F401 - two fixtures
 
 from src import live
 from src.live.page import labels, numbers, percents
@@ -257,11 +257,8 @@ HOSTILE = "<style>* {color: #fff; font: 40px/3 serif} table, button, p {width: 9
 class Show:
     """A page with figures, and what went wrong on it."""
 
-    def __init__(self, browser, *outputs, script=True, before="", width=360):
-        context = browser.new_context(
-            viewport={"width": width, "height": 740}, color_scheme="dark", java_script_enabled=script
-        )
-        self.page, self.wrong = context.new_page(), []
+    def __init__(self, profile, *outputs, before=""):
+        self.page, self.wrong = blank(profile, width=360, scheme="dark"), []
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.page.on("request", lambda request: self.wrong.append(request.url))
         self.page.on("console", lambda message: self.wrong.append(message.text))
@@ -271,7 +268,7 @@ class Show:
         return self
 
     def __exit__(self, *error):
-        self.page.context.close()
+        self.page.close()
         if error == (None, None, None):
             assert self.wrong == []
 
@@ -298,8 +295,8 @@ class Show:
 
 @in_a_browser
 @every_figure
-def test_a_figure_fits_a_telephone_and_stands_any_page(make, browser):  # noqa: F811
-    with Show(browser, make(), before=HOSTILE) as show:
+def test_a_figure_fits_a_telephone_and_stands_any_page(make, profile):  # noqa: F811
+    with Show(profile, make(), before=HOSTILE) as show:
         assert show.said()
         width = "document.documentElement.scrollWidth - window.innerWidth"
         card = show.page.locator(".card")
@@ -314,8 +311,8 @@ def test_a_figure_fits_a_telephone_and_stands_any_page(make, browser):  # noqa: 
 
 @in_a_browser
 @every_figure
-def test_every_control_has_a_name_and_is_reached_by_tab(make, browser):  # noqa: F811
-    with Show(browser, make()) as show:
+def test_every_control_has_a_name_and_is_reached_by_tab(make, profile):  # noqa: F811
+    with Show(profile, make()) as show:
         controls = show.page.locator("input:visible, select:visible, [role=radiogroup]:visible")
         seen, asked = set(), controls.count()
         active = """() => { let node = document.activeElement;
@@ -337,16 +334,17 @@ def test_every_control_has_a_name_and_is_reached_by_tab(make, browser):  # noqa:
 @in_a_browser
 @every_figure
 def test_without_scripts_a_sentence_is_read(make, browser):  # noqa: F811
-    with Show(browser, make(title="Title"), script=False) as show:
-        assert len(show.page.inner_text("figure").splitlines()) >= 2
+    with browser.new_context(java_script_enabled=False) as profile:
+        with Show(profile, make(title="Title")) as show:
+            assert len(show.page.inner_text("figure").splitlines()) >= 2
 
 
 @in_a_browser
-def test_figures_share_a_page_and_leave_no_name(browser):  # noqa: F811
+def test_figures_share_a_page_and_leave_no_name(profile):  # noqa: F811
     outputs = [make() for make in [*FIGURES, score_playground]]  # the last one twice, one id
-    with Show(browser) as show:
+    with Show(profile) as show:
         before = show.page.evaluate("Object.keys(window).length")
-    with Show(browser, *outputs, score_playground(width=4)) as show:
+    with Show(profile, *outputs, score_playground(width=4)) as show:
         assert show.page.evaluate("Object.keys(window).length") == before
         assert show.page.locator("[aria-live]").count() == len(FIGURES) + 2
         first = show.said(0)
@@ -358,8 +356,8 @@ def test_figures_share_a_page_and_leave_no_name(browser):  # noqa: F811
 
 @in_a_browser
 @every_figure
-def test_a_figure_runs_in_an_isolated_frame_and_where_its_script_comes_later(make, browser):  # noqa: F811
-    with Show(browser) as show:
+def test_a_figure_runs_in_an_isolated_frame_and_where_its_script_comes_later(make, profile):  # noqa: F811
+    with Show(profile) as show:
         # As Colab does, then as Jupyter does: markup first, then a script element made anew.
         show.page.evaluate(
             """html => {
@@ -382,17 +380,17 @@ def test_a_figure_runs_in_an_isolated_frame_and_where_its_script_comes_later(mak
 
 
 @in_a_browser
-def test_keys_stay_in_the_figure(browser):  # noqa: F811
+def test_keys_stay_in_the_figure(profile):  # noqa: F811
     listen = "<script>keys = 0; document.addEventListener('keydown', () => keys++)</script>"
-    with Show(browser, score_playground(), before=listen) as show:
+    with Show(profile, score_playground(), before=listen) as show:
         assert "lm-suppress-shortcuts" in score_playground().data  # JupyterLab asks for it
         show.press("Scores are divided by √d, d =", "ArrowRight", "ArrowLeft")
         assert show.page.evaluate("keys") == 0
 
 
 @in_a_browser
-def test_score_playground_answers(browser):  # noqa: F811
-    with Show(browser, score_playground()) as show:
+def test_score_playground_answers(profile):  # noqa: F811
+    with Show(profile, score_playground()) as show:
         # softmax of (2, −1, 1/8): 0.83, 0.04, 0.13
         assert show.said() == "Entropy 0.55 of at most 1.10; most weight, 0.83, on “cat”."
         assert "most weight, 1.00, on “cat”" in show.press("Scores are divided by √d, d =", "Home")
@@ -410,15 +408,15 @@ def test_score_playground_answers(browser):  # noqa: F811
 
 
 @in_a_browser
-def test_scores_that_exp_cannot_hold(browser):  # noqa: F811
+def test_scores_that_exp_cannot_hold(profile):  # noqa: F811
     scores = [[900.0, 899.0, -900.0], [-900.0, -1800.0, -901.0]]
-    with Show(browser, score_playground(scores=scores, width=1)) as show:
+    with Show(profile, score_playground(scores=scores, width=1)) as show:
         assert show.said() == "Entropy 0.58 of at most 1.10; most weight, 0.73, on “cat”."
         assert "most weight, 0.73, on “cat”" in show.select("Query", "wheel")
 
 
 @in_a_browser
-def test_decoding_steps_answers(browser):  # noqa: F811
+def test_decoding_steps_answers(profile):  # noqa: F811
     sentence = data_of(decoding_steps())["sentences"][0]
 
     def expected(step, head=None):
@@ -427,7 +425,7 @@ def test_decoding_steps_answers(browser):  # noqa: F811
         word = sentence["source"][int(row.argmax())]
         return f"looks most at “{word}”, weight {row.max():.2f}"
 
-    with Show(browser, decoding_steps()) as show:
+    with Show(profile, decoding_steps()) as show:
         assert show.said().startswith("Step 1 of 5 writes “le”") and expected(0) in show.said()
         assert show.said().endswith("The cache then holds 1 position.")
         show.page.get_by_role("button", name="next").click()
@@ -447,12 +445,12 @@ def test_decoding_steps_answers(browser):  # noqa: F811
 
 
 @in_a_browser
-def test_head_maps_answers(browser):  # noqa: F811
+def test_head_maps_answers(profile):  # noqa: F811
     def row(layer, head, token):
         weights = softmax(2, 3, 5, 5)[layer, head, token]
         return f"“{TOKENS[0][int(weights.argmax())]}” {weights.max():.2f}"
 
-    with Show(browser, head_maps()) as show:
+    with Show(profile, head_maps()) as show:
         assert show.said().startswith(f"Layer 0, head 0: “[CLS]” looks most at {row(0, 0, 0)}")
         token = show.page.get_by_role("radiogroup").last.get_by_role("radio")
         token.nth(3).hover()
@@ -470,8 +468,8 @@ def test_head_maps_answers(browser):  # noqa: F811
 
 
 @in_a_browser
-def test_position_waves_answers(browser):  # noqa: F811
-    with Show(browser, position_waves()) as show:
+def test_position_waves_answers(profile):  # noqa: F811
+    with Show(profile, position_waves()) as show:
         assert show.said().startswith("Columns 0 and 1 repeat every 6.3 positions. Position 5 ")
         table = sinusoidal_table(17, 6)
         assert f"{table[5] @ table[5]:.2f} with itself and {table[5] @ table[6]:.2f}" in show.said()
@@ -482,9 +480,9 @@ def test_position_waves_answers(browser):  # noqa: F811
 
 
 @in_a_browser
-def test_kernel_regression_computes_what_the_package_computes(browser):  # noqa: F811
+def test_kernel_regression_computes_what_the_package_computes(profile):  # noqa: F811
     number = r"error ([\d.−]+)\. Query ([\d.−]+) gets ([\d.−]+);"
-    with Show(browser, kernel_regression(widths=(0.5, 2.0))) as show:
+    with Show(profile, kernel_regression(widths=(0.5, 2.0))) as show:
         show.press("Query", "ArrowRight")
         for name in KERNELS:
             show.select("Kernel", name)
@@ -501,8 +499,8 @@ def test_kernel_regression_computes_what_the_package_computes(browser):  # noqa:
 
 
 @in_a_browser
-def test_attention_or_pooling_answers(browser):  # noqa: F811
-    with Show(browser, attention_or_pooling()) as show:
+def test_attention_or_pooling_answers(profile):  # noqa: F811
+    with Show(profile, attention_or_pooling()) as show:
         assert show.said().startswith("Most weight, 1.00, on “lamb”.")
         rows = show.page.locator("table").last.locator("tbody tr")
         still = ["average pooling\t123.3\t1.2", "max pooling\t290.0\t2.0"]
