@@ -58,12 +58,6 @@ class _Table(nn.Module):
             self.table = self._build(dtype).to(self.table.device)
         return self
 
-    def _load_from_state_dict(self, state_dict, *args, **kwargs):  # noqa: ANN001, ANN202
-        super()._load_from_state_dict(state_dict, *args, **kwargs)
-        if self.table.is_meta:  # loaded by ``assign=True``, which brings no table
-            device = next(iter(state_dict.values())).device
-            self.table = self._build(torch.float32).to(device)
-
     def rows(self, length: int, offset: int) -> Tensor:
         """Rows ``offset … offset + length − 1`` of the table.
 
@@ -176,6 +170,17 @@ class RotaryPositions(_Table):
         )
         turned = (first * cos - second * sin, second * cos + first * sin)
         return torch.cat(turned, dim=-1).to(x.dtype)
+
+
+def fill_tables(module: nn.Module, device: torch.device) -> None:
+    """Build the tables in ``module`` that have no storage yet.
+
+    A model made on the device "meta" gets its weights by ``load_state_dict(…, assign=True)``; a
+    state dict holds no table.
+    """
+    for part in module.modules():
+        if isinstance(part, _Table) and part.table.is_meta:
+            part.table = part._build(torch.float32).to(device)
 
 
 def check_span(length: int, offset: int, max_len: int) -> None:

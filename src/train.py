@@ -5,9 +5,10 @@ Several processes: ``torchrun --nproc-per-node 8 -m src.train …``. The folder 
 ``source.json`` and ``target.json`` (the tokenizers), ``last.safetensors`` (to resume from),
 ``best.safetensors`` (to translate with), ``test.json`` and TensorBoard's events.
 
-Ctrl-C saves and ends, as does a terminal that is closed; a second signal ends at once. The exit status is 0 after a complete run, 2 after
-bad input, and 128 + n after signal n. Under torchrun the status is the launcher's: 1 after
-whatever went wrong, bad input too, and its own report stands below the sentence that says what.
+Ctrl-C saves and ends, as does a terminal that is closed; a second signal ends at once. The exit
+status is 0 after a complete run, 2 after bad input, and 128 + n after signal n. Under torchrun the
+status is the launcher's: 1 after whatever went wrong, bad input too, and its own report stands
+below the sentence that says what.
 """
 
 import hashlib

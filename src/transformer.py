@@ -10,7 +10,7 @@ from src.ids import check_padding
 from src.layers import DecoderLayer, Embeddings, EncoderLayer, MemoryHeads, Record
 from src.masks import padding_mask
 from src.packing import Packing
-from src.positions import RotaryPositions
+from src.positions import RotaryPositions, fill_tables
 
 __all__ = ["Decoder", "Encoder", "Transformer", "TransformerConfig", "TransformerStepper"]
 
@@ -25,10 +25,15 @@ class _Stack(nn.Module):
         rotary = config.positions == "rotary"
         self.rotary = RotaryPositions(head_dim, config.max_len) if rotary else None
         self.norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.norm_first else None
+        self.register_load_state_dict_post_hook(_complete)
 
     def finish(self, x: Tensor) -> Tensor:
         """Normalise the last layer's output, where the layers are pre-norm."""
         return x if self.norm is None else self.norm(x)
+
+
+def _complete(stack: _Stack, _: object) -> None:
+    fill_tables(stack, stack.embeddings.tokens.weight.device)
 
 
 class Encoder(_Stack):
@@ -139,7 +144,7 @@ class Transformer(nn.Module):
         nn.init.normal_(self.output.weight, std=config.d_model**-0.5)
         self._tie()
         # With ``assign=True`` loading puts a tensor of its own in each place.
-        self.register_load_state_dict_post_hook(lambda model, _: model._tie())
+        self.register_load_state_dict_post_hook(_tie_again)
 
     def _tie(self) -> None:
         """Let the places that share a matrix hold the same one."""
@@ -278,6 +283,10 @@ class Transformer(nn.Module):
     def num_parameters(self) -> int:
         """Number of learned numbers; tied ones count once."""
         return sum(p.numel() for p in self.parameters())
+
+
+def _tie_again(model: Transformer, _: object) -> None:
+    model._tie()
 
 
 class TransformerStepper:

@@ -350,6 +350,7 @@ def test_a_config_without_address_is_refused(tmp_path):
         repository.address(tmp_path / "_config.yml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "remote",
     [
@@ -366,6 +367,7 @@ def test_the_address_is_taken_from_origin(remote, tmp_path):
     assert repository.origin(tmp_path) == "https://github.com/Some-One/my.course"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remote", ["/a/b", "https://u:secret@gitlab.com/a/b", "git@github.org:a/b"])
 def test_an_origin_elsewhere_is_refused(remote, tmp_path):
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
@@ -375,12 +377,14 @@ def test_an_origin_elsewhere_is_refused(remote, tmp_path):
     assert "secret" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_without_git_there_is_no_origin(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="git knows no remote `origin` here"):
         repository.origin(tmp_path)
 
 
+@pytest.mark.slow
 def test_make_repository_goes_to_url_or_to_origin(monkeypatch, capsys):
     for more, arguments in ((["URL=https://github.com/a/b"], ' "https://github.com/a/b"'), ([], "")):
         run = subprocess.run(
@@ -490,6 +494,7 @@ ALL = ["-r requirements.txt -e .", "check"]
 ANEW = ["venv --clear venv"]
 
 
+@pytest.mark.slow
 def test_the_tests_complete_the_environment_of_the_book(installed):
     assert installed("book") == BOOK
     assert installed("book") == []
@@ -498,6 +503,7 @@ def test_the_tests_complete_the_environment_of_the_book(installed):
     assert installed("book, please", status=2) == []
 
 
+@pytest.mark.slow
 def test_other_pins_are_installed_over_the_old_ones(installed, tmp_path):
     for level, calls in (("book", BOOK), ("all", ALL)):
         installed(level)
@@ -507,6 +513,7 @@ def test_other_pins_are_installed_over_the_old_ones(installed, tmp_path):
         assert installed(level) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "calls"), [("book", BOOK), ("all", ALL)])
 def test_an_installation_that_was_cut_off_goes_on(level, calls, installed, tmp_path):
     installed("book")
@@ -519,6 +526,7 @@ def test_an_installation_that_was_cut_off_goes_on(level, calls, installed, tmp_p
     assert installed(level) == calls
 
 
+@pytest.mark.slow
 def test_an_environment_without_pip_or_of_another_folder_is_made_anew(installed, tmp_path):
     (tmp_path / "nopip").touch()
     assert installed("book") == ANEW + BOOK
@@ -578,6 +586,7 @@ def versions(*arguments, path, cwd):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["nothing", "--package", "--nbval-lax", "uv pip install"])
 @pytest.mark.parametrize(("which", "resolution"), [("oldest", "lowest-direct"), ("newest", "highest")])
 def test_tests_and_notebooks_run_in_an_environment_of_their_own(which, resolution, broken, tmp_path):
@@ -594,6 +603,7 @@ def test_tests_and_notebooks_run_in_an_environment_of_their_own(which, resolutio
     assert parts == ([] if broken == "uv pip install" else ["--package", "--nbval-lax"])
 
 
+@pytest.mark.slow
 def test_versions_refuses_what_it_does_not_know(tmp_path):
     run = versions("old", path=os.environ["PATH"], cwd=tmp_path)
     assert (run.returncode, run.stderr) == (2, "say oldest or newest, got old\n")
@@ -666,6 +676,7 @@ def test_oldest_and_newest_run_weekly_and_open_one_issue():
     assert jobs["report"]["permissions"] == {"issues": "write"} and "permissions" not in jobs["versions"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("open_titles", "created"), [("", 1), ("another\nT", 0), ("about T", 1)])
 def test_a_second_failure_opens_no_second_issue(open_titles, created, tmp_path):
     (step,) = workflow("versions")["jobs"]["report"]["steps"]

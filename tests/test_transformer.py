@@ -351,7 +351,7 @@ def test_bad_input_is_refused(unchecked, src, tgt, message, positions):
         make(torch.float32, positions=positions)(src.long(), tgt.long())
 
 
-@pytest.mark.parametrize("tied", ["none", "decoder", "all"])
+@pytest.mark.parametrize("tied", ["none", "target", "all"])
 @pytest.mark.parametrize("assign", [False, True])
 def test_a_model_made_without_storage_is_the_same_model(tied, assign):
     """Tied weights stay one, and the table of positions comes along."""

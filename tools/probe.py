@@ -71,8 +71,8 @@ class Watch(ast.NodeTransformer):
         match test:
             case ast.BoolOp(op=ast.And()):
                 test.values = [self.rest_on(value) for value in test.values]
-            case ast.Call(func=ast.Name(id="all"), args=[ast.GeneratorExp() | ast.ListComp() as of]):
-                of.elt = self.rest_on(of.elt)
+            case ast.Call(func=ast.Name("all"), args=[ast.GeneratorExp() | ast.ListComp() as each]):
+                each.elt = self.rest_on(each.elt)
             case ast.Call(func=ast.Attribute(value=value, attr="all"), args=[]):
                 test.func.value = self.rest_on(value)
             case ast.Call(func=ast.Name(id="bool"), args=[value]):
