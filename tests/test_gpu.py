@@ -4,11 +4,9 @@ Nearly every test runs on the CPU, too, where it shows little but that the test 
 """
 
 import copy
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
+import processes
 import pytest
 import torch
 import torch.distributed as dist
@@ -74,14 +72,10 @@ def compare_compiled(device, backend, folder):
 )
 def test_compiled_training_is_training(device, backend, tmp_path):
     """In a process of its own: the annotations' checks of this one cannot be compiled."""
-    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-    script = (f"import sys; sys.path[:0] = {folders}; from test_gpu import compare_compiled; "
-              f"compare_compiled({device!r}, {backend!r}, {str(tmp_path)!r})")  # fmt: skip
-    run = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    assert "recompile_limit" not in run.stderr
+    out = tmp_path / "out.txt"
+    process = processes.start(compare_compiled, device, backend, str(tmp_path), out=out)
+    assert processes.finished(process) == [0], out.read_text()
+    assert "recompile_limit" not in out.read_text()
 
 
 # ---------------------------------------------------------------- half precision

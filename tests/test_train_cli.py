@@ -51,23 +51,8 @@ def corpus(tmp_path_factory):
     return path
 
 
-def command(module, *arguments, **kwargs):
-    """Start the real command."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    environment.pop("RANK", None)
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *map(str, arguments)], text=True, env=environment,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kwargs,
-    )
-
-
-def finish(process, text=None):
-    out, err = process.communicate(text, timeout=300)
-    return process.returncode, out, err
-
-
 def call(module, *arguments):
-    """The same command in this process, which saves the start; returns its exit status."""
+    """A command in this process, which saves the start; returns its exit status."""
     try:
         return module.main([str(argument) for argument in arguments])
     except SystemExit as leave:
@@ -93,11 +78,14 @@ def trained(corpus, tmp_path_factory):
     """A run of 150 updates by the real command, and what it printed."""
     run = tmp_path_factory.mktemp("runs") / "trained"
     arguments = [a for a in SMALL if a != "--no-tensorboard"]
-    process = command("src.train", "--tsv", corpus, "--out", run, *arguments,
-                      "--steps", 150, "--eval-every", 50, "--log-every", 5)
-    status, out, err = finish(process)
-    assert status == 0, err
-    return run, out
+    arguments += ["--tsv", corpus, "--out", run, "--steps", 150, "--eval-every", 50, "--log-every", 5]
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
+    result = subprocess.run(
+        [sys.executable, "-m", "src.train", *map(str, arguments)], env=environment,
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    return run, result.stdout
 
 
 # ---------------------------------------------------------------- training
@@ -540,11 +528,14 @@ def test_the_other_processes_say_so_in_a_sentence_when_the_writer_fails(
 # ---------------------------------------------------------------- translating
 
 
-def test_translates_standard_input_in_order(trained):
+def test_translates_standard_input_in_order(trained, tmp_path, capfd, monkeypatch):
     run, _ = trained
-    text = "the old dog\n\nsmall tree has big house\nred cat\n"
-    status, out, err = finish(command("src.translate", "--run", run, "--device", "cpu"), text)
-    assert status == 0 and err == ""
+    (tmp_path / "in").write_text("the old dog\n\nsmall tree has big house\nred cat\n")
+    with open(tmp_path / "in") as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        assert call(translate, "--run", run, "--device", "cpu") == 0
+    out, err = capfd.readouterr()
+    assert err == ""
     lines = out.split("\n")
     assert len(lines) == 5 and lines[1] == "" and lines[4] == ""
     assert lines[2] and set(lines[2].split()) <= {w[::-1] for w in ADJECTIVES + NOUNS + VERBS}
