@@ -80,7 +80,7 @@ execute: environment
 	$(PY) tools/repository.py sync $(NOTEBOOKS)
 	$(PY) tools/readme.py
 	set -e; for notebook in $(NOTEBOOKS); do \
-		$(VENV)/bin/jupyter nbconvert --to notebook --execute --inplace \
+		$(VENV)/bin/jupyter nbconvert --to notebook --execute --inplace --coalesce-streams \
 			--ExecutePreprocessor.record_timing=False \
 			--ExecutePreprocessor.timeout=1800 "$$notebook"; \
 	done
