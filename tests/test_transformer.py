@@ -342,7 +342,7 @@ def test_half_precision_keeps_positions_apart():
         (torch.full((1, 3), -1), torch.ones(1, 3), "ids must lie in 0 … 16, but span -1"),
         (torch.tensor([[0, 3]]), torch.ones(1, 3), "src must hold each row's tokens first"),
         (torch.ones(1, 3), torch.tensor([[1, 0, 3]]), "tgt must hold each row's tokens first"),
-        (torch.ones(1, 3), torch.ones(3), r"ids must have shape \(B, T\), but have \(3,\)"),
+        (torch.ones(1, 3), torch.ones(1), r"ids must have shape \(B, T\), but have \(1,\)"),
     ],
 )
 @pytest.mark.parametrize("positions", POSITIONS)
