@@ -35,18 +35,17 @@ def margins() -> str:
         f"{len(rows)} of the {claims} claims rest on a random draw or a training. The others give "
         "the same for every seed, or differ by rounding only.",
         "",
-        "````{list-table}", ":header-rows: 1", ":class: ledger", ":widths: 12 40 12 12 12 12", "",
-        "* - Claim", "  - Asserted, nearest to its bound", "  - Mean", "  - Spread", "  - Bound",
+        "````{list-table}", ":header-rows: 1", ":class: ledger margins", ":widths: 12 46 22 10 10", "",
+        "* - Claim", "  - Asserted, nearest to its bound", "  - Mean ± spread", "  - Bound",
         "  - Margin",
     ]  # fmt: skip
     for claim, row in rows:
         lines += [
             f"* - {{ref}}`{claim} <claim-{claim.replace('.', '-')}>`",
             f"  - `` {row['assertion']} ``",
-            f"  - {row['mean']:g}",
-            f"  - {row['spread']:g}",
-            f"  - {row['bound']:g}",
-            f"  - {row['margin']:.3g}",
+            f"  - {row['mean']:.3g} ± {row['spread']:.1g}",
+            f"  - {row['bound']:.3g}",
+            f"  - {row['margin']:.{0 if row['margin'] >= 10 else 1}f}",
         ]
     return "\n".join([*lines, "````"])
 
