@@ -367,8 +367,8 @@ FAULTS = [
     ),
     Fault(
         "padding marked by another id", "src/transformer.py",
-        "mask = padding_mask(src, self.config.pad_id)\n        if targets is None:",
-        "mask = padding_mask(src, self.config.eos_id)\n        if targets is None:",
+        'mask = padding_mask(src, self.config.pad_id)\n        check_padding("src"',
+        'mask = padding_mask(src, self.config.eos_id)\n        check_padding("src"',
         TRANSFORMER + "more_padding_leaves_the_answer[none-False-sdpa-False-dtype0-1e-13]",
     ),
     # ---- interop
@@ -703,8 +703,8 @@ FAULTS = [
     ),
     Fault(
         "accents in two pieces", "src/tokenization.py",
-        'return unicodedata.normalize("NFC", " ".join(text.translate(_CHARACTERS).split()))',
-        'return " ".join(text.translate(_CHARACTERS).split())',
+        'return unicodedata.normalize("NFC", " ".join(text.split()))',
+        'return " ".join(text.split())',
         TOKENIZATION + "normalise",
     ),
     # ---- packing

@@ -63,8 +63,10 @@ def visit(profile, url, address, **look):
             wrong.append(f"asked elsewhere: {request.url}")
 
     def note_message(message):
-        if message.type == "error":
-            wrong.append(f"console: {message.text}")
+        # The page that only leads on to another has no head in which to name an icon.
+        icon = message.location["url"] == f"{address}favicon.ico"
+        if message.type == "error" and not icon:
+            wrong.append(f"console: {message.text} {message.location['url']}")
 
     page.on("request", note_request)
     page.on("console", note_message)

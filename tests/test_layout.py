@@ -387,9 +387,8 @@ def test_without_git_there_is_no_origin(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_make_repository_goes_to_url_or_to_origin(monkeypatch, capsys):
     for more, arguments in ((["URL=https://github.com/a/b"], ' "https://github.com/a/b"'), ([], "")):
-        run = subprocess.run(
-            ["make", "-n", "repository", *more], cwd=ROOT, capture_output=True, text=True, check=True
-        )
+        command = ["make", "-n", "--no-print-directory", "repository", *more]
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         assert run.stdout.rstrip().endswith(f"tools/repository.py set{arguments}"), run.stdout
     went = []
     monkeypatch.setattr(repository, "origin", lambda: "https://github.com/from/origin")

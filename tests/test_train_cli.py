@@ -421,10 +421,11 @@ def test_a_corpus_too_small_to_be_split_says_so(tmp_path, capsys):
     path = tmp_path / "small.tsv"
     path.write_text("big cat\tgib tac\nold dog\tdlo god\nnew fox\twen xof\n")
     small = ["--tsv", path, *SMALL, "--steps", 1, "--lr", "1e-3"]
-    assert call(train, *small, "--out", tmp_path / "run") == 0
+    few = ["--valid-share", "0.001", "--test-share", "0.002"]
+    assert call(train, *small, *few, "--out", tmp_path / "run") == 0
     out = capsys.readouterr().out
-    assert "note: --valid-share 0.1 of 3 pairs is not a single one: nothing says which" in out
-    assert "note: --test-share 0.1 of 3 pairs is not a single one: no BLEU" in out
+    assert "note: --valid-share 0.001 of 3 pairs is not a single one: nothing says which" in out
+    assert "note: --test-share 0.002 of 3 pairs is not a single one: no BLEU" in out
     none = ["--valid-share", 0, "--test-share", 0]
     assert call(train, *small, *none, "--out", tmp_path / "asked") == 0
     assert "note:" not in capsys.readouterr().out
@@ -439,11 +440,9 @@ def test_a_missing_tensorboard_leaves_nothing_behind(corpus, tmp_path, capsys, m
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
 def test_a_closed_terminal_stops_a_run_unless_it_is_ignored():
-    class Run:
-        stopped = False
-
-        def stop(self):
-            self.stopped = True
+    class Run(train.Trainer):
+        def __init__(self):
+            self.stopped = False
 
     before = signal.getsignal(signal.SIGHUP)
     try:

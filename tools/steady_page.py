@@ -35,7 +35,8 @@ def margins() -> str:
         f"{len(rows)} of the {claims} claims rest on a random draw or a training. The others give "
         "the same for every seed, or differ by rounding only.",
         "",
-        "````{list-table}", ":header-rows: 1", ":class: ledger margins", ":widths: 12 46 22 10 10", "",
+        "````{list-table}", ":header-rows: 1", ":class: ledger margins",
+        ":widths: 12 46 22 10 10", "",
         "* - Claim", "  - Asserted, nearest to its bound", "  - Mean ± spread", "  - Bound",
         "  - Margin",
     ]  # fmt: skip
