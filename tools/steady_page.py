@@ -36,7 +36,7 @@ def margins() -> str:
         "the same for every seed, or differ by rounding only.",
         "",
         "````{list-table}", ":header-rows: 1", ":class: ledger margins",
-        ":widths: 12 46 22 10 10", "",
+        ":widths: auto", "",
         "* - Claim", "  - Asserted, nearest to its bound", "  - Mean ± spread", "  - Bound",
         "  - Margin",
     ]  # fmt: skip
