@@ -36,7 +36,7 @@ help:
 	@echo "make execute            run all notebooks again and store their outputs;"
 	@echo "                        NOTEBOOKS=notebooks/X.ipynb for one"
 	@echo "make experiments        measure the long experiments again (an hour and a half)"
-	@echo "make steady             run all notebooks with other seeds, kernels, threads (an hour)"
+	@echo "make steady             run all notebooks with other seeds, kernels and threads"
 	@echo "make benchmarks         measure the speed beside other libraries again (quiet machine)"
 	@echo "make repository         move the project to where git's origin is, or to URL=https://github.com/…"
 	@echo "make clean              delete the built book (the environment stays)"

@@ -1,12 +1,12 @@
 """How good a model is: loss per token, translations, BLEU."""
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+import regex as re  # which knows scripts by their names
 import torch
 from sacrebleu.metrics import BLEU
 from torch import nn
@@ -270,9 +270,9 @@ def corpus_bleu(
 
 # A script's letters, and how sacrebleu cuts text into words where it has no spaces.
 _UNSPACED = (
-    (re.compile("[\u3040-\u30ff]"), "ja-mecab", "MeCab"),
-    (re.compile("[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"), "zh", None),
-    (re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]"), "char", None),  # Thai and others
+    (re.compile(r"[\p{Hiragana}\p{Katakana}]"), "ja-mecab", "MeCab"),
+    (re.compile(r"\p{Han}"), "zh", None),
+    (re.compile(r"[\p{Thai}\p{Lao}\p{Myanmar}\p{Khmer}]"), "char", None),
 )
 
 

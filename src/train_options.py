@@ -111,8 +111,6 @@ def check(parser: Parser, options: dict[str, Any]) -> None:
     if options["max_words"] is not None and options["tatoeba"] is None:
         parser.error("--max-words goes with --tatoeba: it is not applied to files")
     parser.at_least(options, max_words=1, batch_size=1, max_tokens=1, bleu_sentences=0, beam_size=1)
-    if not 0 <= options["seed"] < 2**63:
-        parser.error(f"--seed must be in 0 … 2**63 - 1, got {options['seed']}")
     shares = options["valid_share"], options["test_share"]
     if not (min(shares) >= 0 and sum(shares) < 1):
         parser.error(

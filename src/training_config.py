@@ -93,7 +93,7 @@ class TrainingConfig:
                 f"weight_decay must be at least 0 and finite, got {self.weight_decay}"
             )
         if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must be in [0, 2**63 - 1], got {self.seed}")
+            raise ValueError(f"seed must be in 0 … 2**63 - 1, got {self.seed}")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
         for name, choices in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES),

@@ -207,7 +207,7 @@ def test_make_optimizer_refuses_bad_arguments():
     ({"clip": -1.0}, "clip must be above 0 and finite, got -1.0"),
     ({"lr": math.inf}, "lr must be above 0 and finite, got inf"),
     ({"seconds": math.inf}, "seconds must be above 0 and finite, got inf"),
-    ({"seed": -1}, r"seed must be in \[0, 2\*\*63 - 1\], got -1"),
+    ({"seed": -1}, r"seed must be in 0 … 2\*\*63 - 1, got -1"),
     ({"betas": (0.9, 1.0)}, r"betas must be two numbers in \[0, 1\), got \(0.9, 1.0\)"),
     ({"betas": (0.9,)}, r"betas must be two numbers in \[0, 1\), got \(0.9,\)"),
     ({"weight_decay": -0.1}, "weight_decay must be at least 0 and finite, got -0.1"),

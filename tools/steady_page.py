@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 
 import notebooks
+from chapter_pages import target_of
 from repository import ROOT
 
 FOUND = ROOT / "book" / "steady.json"
@@ -32,8 +33,8 @@ def margins() -> str:
     rows = list(nearest(found))
     claims = len(notebooks.load_claims())
     lines = [
-        f"{len(rows)} of the {claims} claims rest on a random draw or a training. The others give "
-        "the same for every seed, or differ by rounding only.",
+        f"In {len(rows)} of the {claims} claims a comparison changes with the seed. The others "
+        "assert what is exact, what differs by rounding only, or what was measured beforehand.",
         "",
         "````{list-table}", ":header-rows: 1", ":class: ledger margins",
         ":widths: auto", "",
@@ -42,7 +43,7 @@ def margins() -> str:
     ]  # fmt: skip
     for claim, row in rows:
         lines += [
-            f"* - {{ref}}`{claim} <claim-{claim.replace('.', '-')}>`",
+            f"* - {{ref}}`{claim} <{target_of(claim)}>`",
             f"  - `` {row['assertion']} ``",
             f"  - {row['mean']:.3g} ± {row['spread']:.1g}",
             f"  - {row['bound']:.3g}",
