@@ -7,7 +7,7 @@ from src.configuration import Configuration
 from src.functional import BACKENDS
 
 POSITIONS = ("sinusoidal", "learned", "rotary", "none")
-ACTIVATIONS = ("relu", "gelu")
+ACTIVATIONS = ("relu", "gelu", "silu")
 TYINGS = ("none", "target", "all")
 
 
@@ -30,7 +30,7 @@ class TransformerConfig(Configuration):
         norm_first: False: ``LayerNorm(x + Sublayer(x))``, the paper's post-norm. True: pre-norm,
             ``x + Sublayer(LayerNorm(x))``, with one more norm at the end of each stack.
         norm_eps: Added to the variance in every LayerNorm.
-        activation: ``"relu"`` or ``"gelu"`` (the exact one).
+        activation: ``"relu"``, ``"gelu"`` (the exact one) or ``"silu"``.
         positions: ``"sinusoidal"``, ``"learned"``, ``"rotary"`` or ``"none"``.
         tie_embeddings: ``"none"``; ``"target"``: the decoder's embedding is the output matrix;
             ``"all"``: the encoder's, too, which needs one vocabulary for both sides.

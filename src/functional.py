@@ -83,7 +83,7 @@ def attention(
             not 0: pass 0 in evaluation.
         backend: ``"sdpa"`` (fused) or ``"explicit"`` (the formula). Weights exist only in the
             explicit one, which is taken when they are asked for, and on other devices than CPU
-            and CUDA.
+            and CUDA. Second derivatives exist only there, too.
         return_weights: Also return the weights, as they are before dropout.
 
     Returns:

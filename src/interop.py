@@ -76,8 +76,8 @@ def from_torch_encoder_layer(
     """Copy an ``nn.TransformerEncoderLayer``.
 
     Raises:
-        ValueError: If its activation is neither ReLU nor the exact GELU, a norm is no LayerNorm,
-            or its parts differ in what is one field of ours.
+        ValueError: If its activation is none of ReLU, the exact GELU and SiLU, a norm is not a
+            LayerNorm, or its parts differ in what is one field of ours.
     """
     config = TransformerConfig(**_ONE_WORD, **_torch_fields(module), backend=backend)
     return _filled(EncoderLayer(config), _renamed(module.state_dict(), _TORCH_NAMES), module)
@@ -89,8 +89,8 @@ def from_torch_decoder_layer(
     """Copy an ``nn.TransformerDecoderLayer``; ours is causal by itself.
 
     Raises:
-        ValueError: If its activation is neither ReLU nor the exact GELU, a norm is no LayerNorm,
-            or its parts differ in what is one field of ours.
+        ValueError: If its activation is none of ReLU, the exact GELU and SiLU, a norm is not a
+            LayerNorm, or its parts differ in what is one field of ours.
     """
     config = TransformerConfig(**_ONE_WORD, **_torch_fields(module), backend=backend)
     return _filled(DecoderLayer(config), _renamed(module.state_dict(), _TORCH_NAMES), module)
@@ -205,8 +205,9 @@ def from_marian(state: Mapping[str, Tensor], fields: Mapping[str, Any]) -> Trans
 
     Raises:
         ValueError: If encoder and decoder differ in heads or hidden width, or the activation is
-            neither ReLU nor the exact GELU.
+            none of ours. SiLU may be called swish, as the published opus-mt models do.
     """
+    activation = fields["activation_function"]
     tied = fields["tie_word_embeddings"]
     shared = fields["share_encoder_decoder_embeddings"]
     config = TransformerConfig(
@@ -218,7 +219,7 @@ def from_marian(state: Mapping[str, Tensor], fields: Mapping[str, Any]) -> Trans
         num_encoder_layers=fields["encoder_layers"], num_decoder_layers=fields["decoder_layers"],
         dropout=fields["dropout"], attention_dropout=fields["attention_dropout"],
         ffn_dropout=fields["activation_dropout"], max_len=fields["max_position_embeddings"],
-        activation=fields["activation_function"], positions="learned",
+        activation="silu" if activation == "swish" else activation, positions="learned",
         tie_embeddings=("all" if shared else "target") if tied else "none",
         scale_embeddings=fields["scale_embedding"], pad_id=fields["pad_token_id"],
         bos_id=fields["decoder_start_token_id"], eos_id=fields["eos_token_id"],
@@ -302,7 +303,11 @@ def _activation(function: Any) -> str:
         return "relu"
     if function is F.gelu or isinstance(function, nn.GELU) and function.approximate == "none":
         return "gelu"
-    raise ValueError(f"module.activation must be ReLU or the exact GELU, but is {function}")
+    if function is F.silu or isinstance(function, nn.SiLU):
+        return "silu"
+    raise ValueError(
+        f"module.activation must be ReLU, the exact GELU or SiLU, but is {function}"
+    )
 
 
 def _demand_plain_attention(module: nn.MultiheadAttention) -> None:

@@ -14,7 +14,7 @@ from src.multihead import MultiHeadAttention
 from src.packing import Packing
 from src.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
 
-_ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu}
+_ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
 Record = list[Tensor] | None
 MemoryHeads = tuple[Tensor, Tensor]
@@ -88,10 +88,10 @@ class FeedForward(nn.Module):
         d_model: Width of a token.
         d_ff: Hidden width.
         dropout: Share of the hidden values set to zero while training; the paper has none.
-        activation: ``"relu"`` or ``"gelu"`` (the exact one).
+        activation: ``"relu"``, ``"gelu"`` (the exact one) or ``"silu"``.
 
     Raises:
-        ValueError: If ``activation`` is neither.
+        ValueError: If ``activation`` is none of these.
 
     Source: Vaswani et al. 2017, §3.3, eq. 2.
     """

@@ -90,7 +90,7 @@ def test_the_configuration_is_frozen():
             for value in (-0.1, 1.0)
         ),
         ("norm_eps", 0.0, "norm_eps must be above 0, but is 0.0"),
-        ("activation", "swish", "activation must be one of relu, gelu, but is 'swish'"),
+        ("activation", "tanh", "activation must be one of relu, gelu, silu, but is 'tanh'"),
         ("positions", "alibi", "positions must be one of sinusoidal, .*, but is 'alibi'"),
         ("tie_embeddings", "yes", "tie_embeddings must be one of none, .*, but is 'yes'"),
         ("backend", "flex", "backend must be one of sdpa, explicit, but is 'flex'"),

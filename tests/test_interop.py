@@ -69,7 +69,7 @@ def test_attention_is_copied_not_shared(bias):
 
 
 @pytest.mark.parametrize("kind", CONVERT)
-@pytest.mark.parametrize("activation", ["relu", "gelu", nn.ReLU(), nn.GELU()])
+@pytest.mark.parametrize("activation", ["relu", "gelu", F.silu, nn.ReLU(), nn.GELU(), nn.SiLU()])
 def test_layers_keep_their_settings(kind, activation):
     theirs = layer(kind, dropout=0.3, activation=activation, norm_first=True, layer_norm_eps=1e-3)
     ours = CONVERT[kind](theirs, backend="explicit")
@@ -78,7 +78,9 @@ def test_layers_keep_their_settings(kind, activation):
     for add_norm in ours.add_norms:
         assert (add_norm.dropout.p, add_norm.norm.eps, add_norm.norm_first) == (0.3, 1e-3, True)
     x = torch.linspace(-3, 3, 5)
-    wanted = torch.relu(x) if "relu" in str(activation).lower() else nn.functional.gelu(x)
+    wanted = next(
+        f(x) for f in (F.relu, F.gelu, F.silu) if f.__name__ in str(activation).lower()
+    )
     assert torch.equal(ours.feed_forward.activation(x), wanted)
 
 
@@ -145,7 +147,7 @@ def test_odd_attentions_are_refused(options, message):
 @pytest.mark.parametrize("kind", CONVERT)
 @pytest.mark.parametrize("activation", [torch.tanh, nn.GELU("tanh")])
 def test_other_activations_are_refused(kind, activation):
-    with pytest.raises(ValueError, match="activation must be ReLU or the exact GELU, but is"):
+    with pytest.raises(ValueError, match="activation must be ReLU, the exact GELU or SiLU, but is"):
         CONVERT[kind](layer(kind, activation=activation))
 
 

@@ -129,8 +129,8 @@ def test_feed_forward_drops_hidden_values_while_training_only():
 
 
 def test_unknown_activation_is_refused():
-    with pytest.raises(ValueError, match="activation must be one of relu, gelu, but is 'swish'"):
-        FeedForward(6, 13, activation="swish")
+    with pytest.raises(ValueError, match="activation must be one of relu, gelu, silu, but is 'tanh'"):
+        FeedForward(6, 13, activation="tanh")
 
 
 @pytest.mark.parametrize("norm_first", [True, False])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from d2l import torch as d2l
 from torch import nn
+from torch.nn import functional as F
 from transformers import LlamaConfig, MarianConfig, MarianMTModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
@@ -101,7 +102,7 @@ def test_multi_head_attention(kind, backend, dtype, tolerance):
 @precisions
 @backends
 @orders
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", F.silu])
 def test_encoder_layer(norm_first, activation, backend, dtype, tolerance):
     theirs = scrambled(
         nn.TransformerEncoderLayer(
@@ -343,6 +344,7 @@ def marian_batch():
 MARIANS = {
     "relu": {},
     "gelu, unscaled": {"activation_function": "gelu", "scale_embedding": False},
+    "swish": {"activation_function": "swish"},
     "apart": {
         "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 23,
         "tie_word_embeddings": False,
