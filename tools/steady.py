@@ -1,6 +1,6 @@
 """Would the notebooks say the same on another machine, and with other random numbers?
 
-    python tools/steady.py seeds [NOTEBOOK …]     every seed shifted by 0 … 5, assertions in force
+    python tools/steady.py seeds [NOTEBOOK …]     six shifts of every seed, assertions in force
     python tools/steady.py machines [NOTEBOOK …]  other kernels and threads, outputs compared
 
 `seeds` looks at both sides of every assertion ``assert a < b`` that changes with the seed, and
@@ -40,6 +40,8 @@ FOUND = ROOT / "book" / "steady.json"
 SHIFTS = range(6)
 MARGIN = 3.0  # standard deviations between a quantity and its bound
 ROUNDING = 1e-4  # what changes by less, relatively, changes by rounding and not with the seed
+SMALLEST = 2.0**-126  # of the normal numbers in float32: below it all is rounding
+APART = 1000  # between two shifts' seeds, so that no cell's own seeds occur in two of them
 LEVELS = {
     "SSE": ("default", "SSE41", "SSE4_2"),
     "AVX2": ("avx2", "AVX2", "AVX2"),
@@ -54,7 +56,7 @@ def run_shifted(path: Path, shift: int) -> tuple[list[dict], list[list]]:
     with tempfile.TemporaryDirectory() as folder:
         kept = f"{folder}/seen.json"
         names = {}
-        cells = [f"import probe\nprobe.shift_seeds({shift})\n_watcher = probe.watch(get_ipython())"]
+        cells = [f"import probe\nprobe.shift_seeds({APART * shift})\n_watcher = probe.watch(get_ipython())"]
         for number, cell in enumerate(c for c in notebook.cells if c.cell_type == "code"):
             claim = cell.metadata.get("claim", f"cell {number + 1}")
             names[number] = claim if isinstance(claim, str) else " ".join(claim)
@@ -90,7 +92,8 @@ def distances(runs: list[list[list]]) -> list[dict]:
             if len(values) < 2:
                 continue
             mean, spread = fmean(values), stdev(values)
-            if not math.isfinite(mean) or spread <= ROUNDING * max(abs(mean), abs(bound)):
+            rounding = max(ROUNDING * max(abs(mean), abs(bound)), SMALLEST)
+            if not math.isfinite(mean) or spread <= rounding:
                 continue
             distance = mean - bound if above != turned else bound - mean
             rows.append({
