@@ -207,7 +207,6 @@ def from_marian(state: Mapping[str, Tensor], fields: Mapping[str, Any]) -> Trans
         ValueError: If encoder and decoder differ in heads or hidden width, or the activation is
             none of ours. SiLU may be called swish, as the published opus-mt models do.
     """
-    activation = fields["activation_function"]
     tied = fields["tie_word_embeddings"]
     shared = fields["share_encoder_decoder_embeddings"]
     config = TransformerConfig(
@@ -219,7 +218,7 @@ def from_marian(state: Mapping[str, Tensor], fields: Mapping[str, Any]) -> Trans
         num_encoder_layers=fields["encoder_layers"], num_decoder_layers=fields["decoder_layers"],
         dropout=fields["dropout"], attention_dropout=fields["attention_dropout"],
         ffn_dropout=fields["activation_dropout"], max_len=fields["max_position_embeddings"],
-        activation="silu" if activation == "swish" else activation, positions="learned",
+        activation=fields["activation_function"].replace("swish", "silu"), positions="learned",
         tie_embeddings=("all" if shared else "target") if tied else "none",
         scale_embeddings=fields["scale_embedding"], pad_id=fields["pad_token_id"],
         bos_id=fields["decoder_start_token_id"], eos_id=fields["eos_token_id"],
