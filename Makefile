@@ -80,10 +80,11 @@ execute: environment
 	$(PY) tools/repository.py sync $(NOTEBOOKS)
 	$(PY) tools/readme.py
 	set -e; for notebook in $(NOTEBOOKS); do \
-		$(VENV)/bin/jupyter nbconvert --to notebook --execute --inplace --coalesce-streams \
+		$(VENV)/bin/jupyter nbconvert --to notebook --execute --inplace \
 			--ExecutePreprocessor.record_timing=False \
 			--ExecutePreprocessor.timeout=1800 "$$notebook"; \
 	done
+	$(VENV)/bin/jupyter nbconvert --to notebook --inplace --coalesce-streams $(NOTEBOOKS)
 
 # Each script writes src/results/NAME.json, which the chapters read, plot and assert.
 experiments: environment
