@@ -43,13 +43,14 @@ def stdout(words: str) -> dict:
 def sample_cells() -> list[dict]:
     """Return the cells of a chapter 10.2 without a fault."""
     cells = [
+        text(f"# {CHAPTER} A sample chapter\n\n{repository.ways(FILE)}"),
         code(repository.first_cell(), **repository.FIRST_CELL_METADATA),
-        text(f"# {CHAPTER} A sample chapter\n\nHow far does a fact reach? You measure it here."),
+        text("How far does a fact reach? You measure it here."),
     ]
-    verdicts = ["holds", "caveat", "wrong", "measured"]
+    signs = list(notebooks.SIGNS)
     ids = [c.id for c in notebooks.load_claims().values() if c.chapter == CHAPTER]
     for index, claim in enumerate(ids):
-        verdict = verdicts[index % 4]
+        sign = signs[index % 4]
         cells += [
             text(f"## Section {index}"),
             code(
@@ -57,10 +58,7 @@ def sample_cells() -> list[dict]:
                 stdout(f"Claim {claim}: a = {index}\n"),
                 claim=claim,
             ),
-            text(
-                f"```{{admonition}} Claim {claim}: {verdict}\n:class: claim {verdict}\n"
-                f"We find $a = {index}$.\n```"
-            ),
+            text(f"> **{sign} Claim {claim}: {notebooks.SIGNS[sign]}.** We find $a = {index}$."),
         ]
     cells += [
         code(
@@ -74,12 +72,11 @@ def sample_cells() -> list[dict]:
         text("## The answer\n\nOne pixel far."),
     ]
     for number in range(1, 6):
-        cells.append(
-            text(
-                f"```{{exercise}}\n:label: ex-{number}\nCount to {number}.\n```\n\n"
-                f"```{{solution}} ex-{number}\n:class: dropdown\nDone.\n```"
-            )
-        )
+        cells += [
+            text(f"### Exercise {CHAPTER}-{number}: Counting\n\nCount to {number}."),
+            text("#### Solution"),
+            text("Done."),
+        ]
     return number_cells(cells)
 
 

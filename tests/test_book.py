@@ -17,6 +17,8 @@ import pikepdf
 import pytest
 import yaml
 from bs4 import BeautifulSoup, NavigableString, Tag
+from pybtex.database import parse_file
+from pybtex.richtext import Text
 from sample import FILE, ROOT, code, notebooks, repository, sample_cells, write
 from sphinx.util.inspect import signature
 from sphinx.util.typing import stringify_annotation
@@ -26,6 +28,7 @@ import chapter_pages
 import front_page
 import package
 import pdf
+import plain_pages
 import stamp
 
 pytestmark = pytest.mark.slow
@@ -614,7 +617,8 @@ def copy(tmp_path):
     (tmp_path / "book").mkdir()
     for file in ("_config.yml", "book/claims.yml", "book/references.bib"):
         shutil.copy(ROOT / file, tmp_path / file)
-    (tmp_path / "index.md").write_text("# A book\n\n```{generated} chapters\n```\n")
+    page = "# A book\n\n```{generated} chapters\n```\n\n```{bibliography}\n```\n"
+    (tmp_path / "index.md").write_text(page)
     toc = {"format": "jb-book", "root": "index", "chapters": [{"glob": "notebooks/*"}]}
     (tmp_path / "_toc.yml").write_text(yaml.safe_dump(toc), encoding="utf-8")
     return tmp_path
@@ -631,17 +635,54 @@ def build(folder: Path) -> tuple[int, str]:
 
 
 def test_a_chapter_without_fault_builds(copy):
-    write(copy / "notebooks", sample_cells(), FILE)
+    cells = sample_cells()
+    cells[2]["source"] += (
+        "\n\n$$a = b \\tag{10.2.1}$$\n\nBy (10.2.1), exercise 10.2-3 and "
+        "[Ba et al. (2016)](https://arxiv.org/abs/1607.06450). Not by (10.2.9)."
+    )
+    write(copy / "notebooks", cells, FILE)
     status, output = build(copy)
     assert status == 0, output
     html = (copy / "_build" / "html" / "index.html").read_text(encoding="utf-8")
     assert "How far does a fact reach?" in html
+    page = soup(copy / "_build" / "html" / "notebooks" / FILE.replace(".ipynb", ".html"))
+    assert [page.find(id=f"claim-10-2-{n}")["class"] for n in (1, 2, 3, 4)] == [
+        ["claim", verdict, "admonition"] for verdict in notebooks.VERDICTS
+    ]
+    box = page.find(id="claim-10-2-3")
+    assert box.find(class_="admonition-title").get_text() == "Claim 10.2-3: wrong"
+    assert box.find_all("p")[1].get_text() == " We find \\(a = 2\\)."
+    assert "Count to 3." in page.find(id="ex-10-2-3").get_text()
+    solution = page.find(id="ex-10-2-3-solution")
+    assert solution.get_text().split() == "Solution of exercise 10.2-3 Done.".split()
+    assert "dropdown" in solution["class"]
+    assert page.find(id="equation-10-2-1").find(class_="eqno").get_text() == "(10.2.1)#"
+    links = {link.get_text(): link["href"] for link in page.find_all("a", class_="internal")}
+    assert links["(10.2.1)"] == "#equation-10-2-1" and links["exercise 10.2-3"] == "#ex-10-2-3"
+    assert "(10.2.9)" not in links and "\\tag" not in page.get_text()
+    assert page.find(class_="bibtex-citation").get_text() == "Ba et al. [2016]"
+
+
+@pytest.mark.parametrize("path", notebooks.all_notebooks(), ids=lambda p: p.stem)
+def test_a_citation_names_the_first_author_and_the_year(path):
+    works = parse_file(ROOT / "book" / "references.bib").entries
+    text = "\n".join(c["source"] for c in notebooks.read(path) if c["cell_type"] == "markdown")
+    for words, url in plain_pages.LINK.findall(text):
+        if key := plain_pages.references().get(url):
+            work = works[key]
+            name = Text.from_latex(" ".join(work.persons["author"][0].last_names))
+            assert str(name) in words and work.fields["year"] in words
+
+
+def test_a_paper_outside_the_bibliography_is_refused():
+    with pytest.raises(ValueError, match="no work in book/references.bib has this address"):
+        plain_pages.cite("[Ba et al. (2016)](https://arxiv.org/abs/1607.06451)")
 
 
 def test_a_stored_error_and_a_link_to_nowhere_fail_the_build(copy):
     cells = sample_cells()
     error = {"output_type": "error", "ename": "E", "evalue": "no", "traceback": ["E: no"]}
-    cells[3]["outputs"].append(error)
+    cells[4]["outputs"].append(error)
     write(copy / "notebooks", cells, FILE)
     page = "# A book\n\nSee {ref}`nowhere` and {func}`src.functional.no`.\n"
     (copy / "index.md").write_text(page)
@@ -656,7 +697,7 @@ def test_a_cell_that_raises_fails_a_build_that_runs_it(copy):
     assert 'execute_notebooks: "off"' in text
     config.write_text(text.replace('execute_notebooks: "off"', "execute_notebooks: force"))
     cells = sample_cells()
-    cells.insert(3, code("1 / 0"))
+    cells.insert(4, code("1 / 0"))
     write(copy / "notebooks", cells, FILE)
     status, output = build(copy)
     assert status != 0 and "ZeroDivisionError" in output

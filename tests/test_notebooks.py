@@ -22,14 +22,6 @@ def test_there_are_notebooks():
     assert NOTEBOOKS, "no notebook was found, so nothing was checked"
 
 
-def test_exercises_have_labels_of_their_own():
-    labels = []
-    for path in NOTEBOOKS:
-        for cell in notebooks.read(path):
-            labels += [line for line in cell["source"].splitlines() if line.startswith(":label: ")]
-    assert len(labels) == len(set(labels))
-
-
 def test_claims_are_79_in_the_order_of_the_chapters():
     ids = list(notebooks.load_claims())
     parts = [tuple(map(int, i.replace("-", ".").split("."))) for i in ids]
@@ -66,20 +58,24 @@ def drop(cells, cell):
 
 
 FAULTS = {
-    "another first cell": (
-        lambda cells: cells[0].update(source="import src"),
-        "the first cell is not the one of tools/repository.py",
+    "another first code cell": (
+        lambda cells: cells[1].update(source="import src"),
+        "the first code cell is not the one of tools/repository.py",
     ),
-    "first cell without its tags": (
-        lambda cells: cells[0].update(metadata={}),
-        "the first cell is not the one of tools/repository.py",
+    "a first code cell that is not folded": (
+        lambda cells: cells[1].update(metadata={"tags": ["colab-setup"]}),
+        "the first code cell is not the one of tools/repository.py",
     ),
     "another chapter's title": (
-        lambda cells: cells[1].update(source="# 10.3 Scores\n\nWhy?"),
-        "the first text cell does not start with '# 10.2 …'",
+        lambda cells: cells[0].update(source="# 10.3 Scores\n\nWhy?"),
+        "the first cell does not start with '# 10.2 …'",
+    ),
+    "links of another chapter": (
+        lambda cells: cells[0].update(source=cells[0]["source"].replace("ch10_2", "ch10_3")),
+        "the first cell does not link the page and Colab",
     ),
     "no question": (
-        lambda cells: cells[1].update(source="# 10.2 A sample chapter\n\nIt reaches far."),
+        lambda cells: cells[2].update(source="It reaches far."),
         "no question before the first section",
     ),
     "no answer": (
@@ -157,20 +153,48 @@ FAULTS = {
         "a memory address",
     ),
     "a footnote": (
-        lambda cells: cells[1].update(source=cells[1]["source"] + "\n\nMore.[^1]\n\n[^1]: Here."),
+        lambda cells: cells[2].update(source=cells[2]["source"] + "\n\nMore.[^1]\n\n[^1]: Here."),
         "a footnote",
     ),
     "TeX that MathJax does not know": (
-        lambda cells: cells[1].update(source=cells[1]["source"] + r" $\bm{q}$"),
+        lambda cells: cells[2].update(source=cells[2]["source"] + r" $\bm{q}$"),
         r"\bm, which MathJax does not know",
     ),
+    "a directive": (
+        lambda cells: cells[2].update(source="Why?\n\n```{note}\nSo.\n```"),
+        "a directive in a text cell: '```{'",
+    ),
+    "a directive with colons": (
+        lambda cells: cells[2].update(source="Why?\n\n:::{note}\nSo.\n:::"),
+        "a directive in a text cell: ':::{'",
+    ),
+    "a role": (
+        lambda cells: cells[2].update(source="Why? Read {cite}`ba2016`."),
+        "a role in a text cell: '{cite}`'",
+    ),
+    "a label": (
+        lambda cells: cells[2].update(source="Why?\n\n(why)=\n## Because"),
+        "a label in a text cell: '(why)='",
+    ),
+    "a formula with a label": (
+        lambda cells: cells[2].update(source="Why?\n\n$$a = b$$ (eq-why)"),
+        "a label in a text cell: '$$ (eq-why)'",
+    ),
     "four exercises": (
-        lambda cells: drop(cells, cells[-1]),
-        "4 labelled exercises, fewer than 5",
+        lambda cells: cells.__delitem__(slice(-3, None)),
+        "4 exercises, fewer than 5",
     ),
     "an exercise without solution": (
-        lambda cells: cells[-1].update(source="```{exercise}\n:label: ex-5\nCount.\n```"),
-        "exercises and solutions differ: ['ex-5']",
+        lambda cells: cells.pop(-2),
+        "Exercise 10.2-5: no solution",
+    ),
+    "exercises out of order": (
+        lambda cells: find(cells, words="Exercise 10.2-4").update(source="### Exercise 10.2-5: Two"),
+        "exercises are not numbered in their order",
+    ),
+    "a solution that Jupyter cannot fold": (
+        lambda cells: cells[-2].update(source="#### Solution\n\nDone."),
+        "a heading 'Solution' has no cell of its own",
     ),
     "a claim without experiment": (
         lambda cells: find(cells, claim="10.2-3")["metadata"].pop("claim"),
@@ -214,19 +238,19 @@ FAULTS = {
     ),
     "a box without verdict": (
         lambda cells: find(cells, words="Claim 10.2-3: wrong").update(
-            source="```{admonition} Claim 10.2-3: hm\n:class: claim\nWell.\n```"
+            source="> **Claim 10.2-3: hm.** Well."
         ),
-        "claim 10.2-3: its box needs ':class: claim' and one of",
+        "claim 10.2-3: its box must begin with one of ✓ ≈ ✗ ◇",
     ),
-    "a box with two verdicts": (
+    "a box with another sign": (
         lambda cells: find(cells, words="Claim 10.2-3: wrong").update(
-            source="```{admonition} Claim 10.2-3: hm\n:class: claim holds wrong\nWell.\n```"
+            source="> **! Claim 10.2-3: hm.** Well."
         ),
-        "claim 10.2-3: its box needs ':class: claim' and one of",
+        "claim 10.2-3: its box must begin with one of ✓ ≈ ✗ ◇",
     ),
     "an empty box": (
         lambda cells: find(cells, words="Claim 10.2-3: wrong").update(
-            source="```{admonition} Claim 10.2-3: hm\n:class: claim holds\n```"
+            source="> **✓ Claim 10.2-3: hm.**"
         ),
         "claim 10.2-3: its box is empty",
     ),
@@ -361,9 +385,10 @@ def test_the_first_cell_says_what_to_do_where_src_is_missing(monkeypatch):
 
 def test_writing_the_first_cell_is_idempotent(tmp_path):
     path = write(tmp_path, [text("# 10.2 Title")])
-    assert repository.write_first_cell(path, "import src")
-    assert not repository.write_first_cell(path, "import src")
-    assert repository.write_first_cell(path, "import src  # now\nimport sys")
+    assert repository.write_first_cells(path, "import src")
+    assert not repository.write_first_cells(path, "import src")
+    assert repository.write_first_cells(path, "import src  # now\nimport sys")
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    assert ["".join(c["source"]) for c in cells] == ["import src  # now\nimport sys", "# 10.2 Title"]
-    assert cells[0]["metadata"] == repository.FIRST_CELL_METADATA
+    title = f"# 10.2 Title\n\n{repository.ways(path.name)}"
+    assert ["".join(c["source"]) for c in cells] == [title, "import src  # now\nimport sys"]
+    assert cells[1]["metadata"] == repository.FIRST_CELL_METADATA

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import notebooks
+import plain_pages
 from docutils import nodes
 from repository import ROOT
 from sphinx import addnodes
@@ -59,7 +60,7 @@ def head(cells: list[dict]) -> str:
     """Return the line below a chapter's title: how long it is and what is in it."""
     text = "\n".join(c["source"] for c in cells if c["cell_type"] == "markdown")
     claims = sum(len(notebooks.claim_ids(c)) for c in cells)
-    exercises = len(re.findall(r"^[`:]{3,}\{exercise\}", text, re.MULTILINE))
+    exercises = len(re.findall(r"^### Exercise ", text, re.MULTILINE))
     parts = [
         f"About {minutes(cells)} minutes of reading",
         _count(claims, "statement", " tested"),
@@ -70,7 +71,7 @@ def head(cells: list[dict]) -> str:
 
 
 def complete(docname: str, content: str, found_docs: set[str]) -> str:
-    """Return a notebook's JSON with the head below the title and a foot in each box of a claim."""
+    """Return a notebook's JSON with the head below the title, citations, and the boxes' feet."""
     notebook = json.loads(content)
     cells = notebook["cells"]
     for cell in cells:
@@ -80,10 +81,10 @@ def complete(docname: str, content: str, found_docs: set[str]) -> str:
     for cell in text:
         cell["source"] = notebooks.PART.sub(
             lambda part: part[0] if part["heading"] else _with_foot(part, found_docs),
-            cell["source"],
+            plain_pages.cite(cell["source"]),
         )
-    title, _, rest = text[0]["source"].partition("\n")
-    text[0]["source"] = f"{title}\n\n{opening}\n{rest}"
+    title = text[0]["source"].partition("\n")[0]
+    text[0]["source"] = f"{title}\n\n{opening}"
     return json.dumps(notebook, ensure_ascii=False)
 
 
@@ -134,9 +135,7 @@ def _with_foot(part: re.Match, found_docs: set[str]) -> str:
     if "book/claims" in found_docs:
         where = f" · {{ref}}`in the ledger <{row_of(claim.id)}>`"
     line = f"[What the documents say: *{claim.statement}*{where}]{{.says}}"
-    box = part[0].rstrip()
-    after = part[0][len(box) :]
-    return box.removesuffix(part["fence"]) + f"\n{line}\n{part['fence']}{after}"
+    return f"{part[0]}\n>\n> {line}"
 
 
 def _count(number: int, word: str, rest: str = "") -> str:

@@ -6,9 +6,9 @@
 * Each box of a claim becomes a target, so that `{ref}` reaches it as `claim-10-3-5`; each row of
   the ledger is `ledger-10-3-5`.
 * A chapter gets a line below its title, a last line in each box, and links of Chinese terms:
-  `tools/chapter_pages.py`.
+  `tools/chapter_pages.py`; its quotes, exercises and formulas become boxes and anchors:
+  `tools/plain_pages.py`.
 * The footer names the commit: `tools/stamp.py`.
-* Ids that sphinx-exercise repeats on a page are numbered.
 * What `tools/notebooks.py` finds wrong with a notebook becomes a warning, and `-W` an error.
 """
 
@@ -21,6 +21,7 @@ import chapter_pages
 import front_page
 import notebooks
 import package
+import plain_pages
 import plan_page
 import speed_page
 import stamp
@@ -34,7 +35,6 @@ from sphinx.util import logging
 
 logger = logging.getLogger(__name__)
 
-REPEATED_ID = re.compile(r"(?:exercise|solution)-content")
 COUNTED = {
     "holds": ("holds", "hold"),
     "caveat": ("holds under a condition", "hold under a condition"),
@@ -77,8 +77,8 @@ def corrections() -> str:
         if found:
             lines += [f"## {heading}", ""]
         for f in found:
-            # Labels of equations exist once, in the chapter.
-            body = re.sub(r"(?m)^(.*\$\$) \([\w-]+\)\s*$", r"\1", f.body)
+            # Links are the chapter's, whose folder is another one.
+            body = re.sub(r"\]\((?=[\w-]+\.ipynb)", "](../notebooks/", plain_pages.cite(f.body))
             lines += [
                 f"`````{{admonition}} {f.title}",
                 f":class: claim {verdict}",
@@ -164,24 +164,6 @@ def sign(app, config) -> None:
     config.html_theme_options["extra_footer"] = line
 
 
-def complete_visitors(app) -> None:
-    """Let the one-page build draw what the other builds can.
-
-    Sphinx takes a node's visitors for HTML only where there are none for `singlehtml`, all in all,
-    and sphinx-exercise has some.
-    """
-    handlers = app.registry.translation_handlers
-    handlers["singlehtml"] = handlers.get("html", {}) | handlers.get("singlehtml", {})
-
-
-def number_repeated_ids(app, doctree: nodes.document) -> None:
-    """Number the ids that sphinx-exercise gives to the contents of every exercise alike."""
-    for number, section in enumerate(doctree.findall(nodes.section)):
-        section["ids"] = [
-            f"{i}-{number}" if REPEATED_ID.fullmatch(i) else i for i in section["ids"]
-        ]
-
-
 def warn_of_problems(app, env, docnames) -> None:
     """Warn of all that the checks find in the notebooks of the book."""
     for path in notebooks.all_notebooks(Path(app.srcdir, "notebooks")):
@@ -199,10 +181,9 @@ def setup(app):
     sys.path.insert(0, str(ROOT))  # the reference is of this folder's `src`, installed or not
     stand_ins.install()
     app.connect("config-inited", sign)
-    app.connect("builder-inited", complete_visitors)
     app.connect("source-read", generate)
     app.connect("env-before-read-docs", warn_of_problems)
     app.connect("doctree-read", label_boxes)
     app.connect("doctree-read", link_terms)
-    app.connect("doctree-read", number_repeated_ids)
+    app.add_transform(plain_pages.PlainPages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

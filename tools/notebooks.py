@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import yaml
-from repository import FIRST_CELL_METADATA, ROOT, first_cell
+from repository import FIRST_CELL_METADATA, ROOT, first_cell, ways
 
 VERDICTS = {
     "holds": "holds",
@@ -26,13 +26,22 @@ VERDICTS = {
 MIN_EXERCISES = 5
 MAX_LINE = 79
 
+# The sign with which the box of a claim begins, and the verdict that it stands for.
+SIGNS = {"✓": "holds", "≈": "caveat", "✗": "wrong", "◇": "measured"}
+LEAD = re.compile(r"(?:(?P<sign>\S) )?(?P<title>Claim (?P<id>\d+\.\d+-\d+)\b.*?)\.?")
 PART = re.compile(
     r"^(?P<heading>##? )|"  # a section, or the box of a claim
-    r"^(?P<fence>`{3,}|:{3,})\{admonition\} (?P<title>Claim (?P<id>\d+\.\d+-\d+)\b.*)\n"
-    r"(?P<options>(?::[a-z]+:.*\n)*)"
-    r"(?P<body>(?:.*\n)*?)(?P=fence)\s*$",
+    rf"^> \*\*{LEAD.pattern}\*\*(?P<body>.*(?:\n>.*)*)",
     re.MULTILINE,
 )
+# What only the book would show as meant.
+DIRECTIVE = {
+    r"^\s*(?:`{3,}|:{3,}|~{3,})\{": "a directive",
+    r"\{[\w:-]+\}`": "a role",
+    r"^\([\w-]+\)=\s*$|\$\$ *\([\w-]+\)\s*$": "a label",
+    r"\]\{[.#]": "an attribute",
+    r"^%|^\+\+\+": "a comment or a break of MyST",
+}
 # A power of ten made from a result: two machines on either side of it print two bounds.
 COMPUTED_DECADE = re.compile(r"\b(?:ceil|floor|round|int)\(.*\blog10\b")
 FORBIDDEN = {
@@ -64,7 +73,7 @@ class Finding:
     claim: Claim
     verdict: str  # a key of VERDICTS
     title: str  # of the box
-    body: str  # of the box, MyST
+    body: str  # of the box, Markdown
     measured: str  # what the cell printed
     notebook: Path
 
@@ -114,8 +123,10 @@ def question(path: Path) -> str:
 
 
 def _opening(path: Path) -> str:
-    """Return a chapter's text before its first section."""
+    """Return a chapter's title and its text before the first section."""
     texts = [c["source"] for c in read(path) if c["cell_type"] == "markdown"]
+    if texts:
+        texts[0] = texts[0].partition("\n")[0]
     return re.split(r"^## ", "\n".join(texts), maxsplit=1, flags=re.MULTILINE)[0]
 
 
@@ -138,7 +149,7 @@ def findings(paths: list[Path] | None = None) -> list[Finding]:
                         claim=claims[box["id"]],
                         verdict=_verdict(box) or "measured",
                         title=box["title"],
-                        body=box["body"].strip(),
+                        body=_body(box),
                         measured="; ".join(lines),
                         notebook=path,
                     )
@@ -156,18 +167,21 @@ def problems(path: Path) -> list[str]:
         *_code(code),
         *_pictures(code),
         *_words(cells),
-        *_exercises(text),
+        *_markdown(text),
+        *_exercises(path, cells),
         *_claims(path, cells),
     ]
 
 
 def _start(path: Path, cells: list[dict]):
-    first = cells[0] if cells else {"source": "", "metadata": {}}
-    if first["source"] != first_cell() or first["metadata"] != FIRST_CELL_METADATA:
-        yield "the first cell is not the one of tools/repository.py (run: make execute)"
-    text = next((c["source"] for c in cells if c["cell_type"] == "markdown"), "")
-    if not text.startswith(f"# {chapter_of(path)} "):
-        yield f"the first text cell does not start with '# {chapter_of(path)} …'"
+    setup = next((c for c in cells if c["cell_type"] == "code"), None)
+    if setup is None or [setup["source"], setup["metadata"]] != [first_cell(), FIRST_CELL_METADATA]:
+        yield "the first code cell is not the one of tools/repository.py (run: make execute)"
+    words = f"# {chapter_of(path)} "
+    if not cells or not cells[0]["source"].startswith(words):
+        yield f"the first cell does not start with '{words}…'"
+    elif cells[0]["source"].partition("\n\n")[2] != ways(path.name):
+        yield "the first cell does not link the page and Colab (run: make execute)"
     if not question(path):
         yield "no question before the first section"
     if not any(re.search(r"^## The answer$", c["source"], re.MULTILINE) for c in cells):
@@ -222,14 +236,32 @@ def _words(cells: list[dict]):
                 yield f"cell {number} ({cell['source'][:30]!r}…): {what}"
 
 
-def _exercises(text: list[dict]):
-    sources = "\n".join(c["source"] for c in text)
-    exercises = re.findall(r"^[`:]{3,}\{exercise\}.*\n:label: ([\w-]+)", sources, re.MULTILINE)
-    solutions = re.findall(r"^[`:]{3,}\{solution(?:-start)?\} ([\w-]+)", sources, re.MULTILINE)
+def _markdown(text: list[dict]):
+    for cell in text:
+        source = re.sub(r"(?ms)^(`{3,})[^`{\n]*\n.*?^\1$", "", cell["source"])  # a listing
+        for pattern, what in DIRECTIVE.items():
+            if found := re.search(pattern, source, re.MULTILINE):
+                yield f"{what} in a text cell: {found[0].strip()!r}"
+
+
+def _exercises(path: Path, cells: list[dict]):
+    headings = re.findall(
+        r"^(### Exercise \S+?|#### Solution|##? .*)(?:$|: )",
+        "\n".join(c["source"] for c in cells if c["cell_type"] == "markdown"),
+        re.MULTILINE,
+    )
+    exercises = [h for h in headings if h.startswith("### ")]
+    wanted = [f"### Exercise {chapter_of(path)}-{n}" for n in range(1, len(exercises) + 1)]
     if len(exercises) < MIN_EXERCISES:
-        yield f"{len(exercises)} labelled exercises, fewer than {MIN_EXERCISES}"
-    if sorted(exercises) != sorted(solutions):
-        yield f"exercises and solutions differ: {sorted(set(exercises) ^ set(solutions))}"
+        yield f"{len(exercises)} exercises, fewer than {MIN_EXERCISES}"
+    if exercises != wanted:
+        yield f"exercises are not numbered in their order: {exercises}"
+    for heading, following in zip(headings, [*headings[1:], ""], strict=True):
+        if heading in exercises and following != "#### Solution":
+            yield f"{heading.strip('# ')}: no solution"
+    for cell in cells:
+        if "#### Solution" in cell["source"] and cell["source"] != "#### Solution":
+            yield "a heading 'Solution' has no cell of its own, so Jupyter cannot fold below it"
 
 
 def _claims(path: Path, cells: list[dict]):
@@ -249,9 +281,8 @@ def _claims(path: Path, cells: list[dict]):
             else:
                 yield f"claim {part['id']}: its box follows no cell with that claim"
             if _verdict(part) is None:
-                words = " ".join(VERDICTS)
-                yield f"claim {part['id']}: its box needs ':class: claim' and one of {words}"
-            if not part["body"].strip():
+                yield f"claim {part['id']}: its box must begin with one of {' '.join(SIGNS)}"
+            if not _body(part):
                 yield f"claim {part['id']}: its box is empty"
         for claim in claim_ids(cell):
             yield from _claim_cell(claim, cell, known, chapter_of(path))
@@ -308,11 +339,13 @@ def _boxes(cell: dict) -> list[re.Match]:
 
 
 def _verdict(box: re.Match) -> str | None:
-    """Return the verdict of a box's class, or None if its class does not name just one."""
-    found = re.search(r"^:class: (.*)$", box["options"], re.MULTILINE)
-    classes = found[1].split() if found else []
-    verdicts = [c for c in classes if c in VERDICTS]
-    return verdicts[0] if "claim" in classes and len(verdicts) == 1 else None
+    """Return the verdict that a box's sign stands for, or None if it has none."""
+    return SIGNS.get(box["sign"])
+
+
+def _body(box: re.Match) -> str:
+    """Return the text of a box without the marks of its quote."""
+    return re.sub(r"(?m)^> ?", "", box["body"]).strip()
 
 
 def _stdout(cell: dict) -> str:

@@ -4,8 +4,8 @@
 (badges, Colab links, the notebooks' first cells) is kept equal to it by this script:
 
     python tools/repository.py show        print the address
-    python tools/repository.py cell        print the first cell that every notebook starts with
-    python tools/repository.py sync [FILE]  write that first cell into all or some notebooks
+    python tools/repository.py cell        print the first code cell of every notebook
+    python tools/repository.py sync [FILE]  write it, and the links below the title, into notebooks
     python tools/repository.py set [URL]   move the whole project there, without URL to `origin`
     python tools/repository.py check URL   fail if links and first cells lead elsewhere than to URL
 """
@@ -28,10 +28,15 @@ REMOTE = re.compile(
     r"(?P<owner>[\w-]+)/(?P<name>[\w.-]+?)(?:\.git)?/?"
 )
 
-# Needed in Colab and in a copy of the notebook, in the way on the page: removed from the HTML.
-FIRST_CELL_METADATA = {"tags": ["remove-cell", "colab-setup"]}
+# Needed in Colab and in a copy of the notebook, in the way on the page: removed from the HTML, and
+# folded elsewhere.
+FIRST_CELL_METADATA = {
+    "cellView": "form",
+    "jupyter": {"source_hidden": True},
+    "tags": ["remove-cell", "colab-setup"],
+}
 FIRST_CELL = """\
-# Makes the package `src` importable; where it is installed, does nothing.
+#@title Make the package `src` importable, unless it is installed
 import importlib.util
 import sys
 
@@ -80,7 +85,7 @@ def origin(folder: Path = ROOT) -> str:
 
 
 def first_cell(url: str | None = None) -> str:
-    """Return the source of the first cell of every notebook."""
+    """Return the source of the first code cell of every notebook."""
     return FIRST_CELL.format(url=url or address())
 
 
@@ -97,6 +102,12 @@ def pages_address(url: str | None = None) -> str:
     return f"https://{owner.lower()}.github.io/{name}/"
 
 
+def ways(notebook: str, url: str | None = None) -> str:
+    """Return the line below a chapter's title: where else it can be read, and where run."""
+    page = f"{pages_address(url)}notebooks/{notebook.removesuffix('.ipynb')}.html"
+    return f"[Read the page]({page}) · [Open in Colab]({colab_link(notebook, url)})"
+
+
 def carriers(root: Path = ROOT) -> list[Path]:
     """List the files that may carry the address, `_config.yml` first."""
     patterns = ["README.md", "CONTRIBUTING.md", "pyproject.toml", "book/**/*.md"]
@@ -104,19 +115,22 @@ def carriers(root: Path = ROOT) -> list[Path]:
     return [root / "_config.yml", *(p for g in patterns for p in sorted(root.glob(g)))]
 
 
-def write_first_cell(notebook: Path, source: str) -> bool:
-    """Make `source` the first cell of a notebook file; return whether the file changed.
+def write_first_cells(notebook: Path, source: str) -> bool:
+    """Write a notebook's title cell and the first code cell; return whether the file changed.
 
-    The cell prints nothing, so its outputs are emptied and its execution count is kept.
+    The code prints nothing, so its outputs are emptied and its execution count is kept.
     """
     text = notebook.read_text(encoding="utf-8")
     content = json.loads(text)
-    cells = content["cells"]
+    title, *cells = content["cells"]
+    heading = "".join(title["source"]).partition("\n")[0]
+    title["source"] = f"{heading}\n\n{ways(notebook.name)}".splitlines(keepends=True)
     if not cells or "colab-setup" not in cells[0]["metadata"].get("tags", []):
         new = {"cell_type": "code", "execution_count": None, "id": "colab-setup", "outputs": []}
         cells.insert(0, new)
     cells[0]["metadata"] = FIRST_CELL_METADATA
     cells[0]["source"] = source.splitlines(keepends=True)
+    content["cells"] = [title, *cells]
     new_text = json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
     if new_text != text:
         notebook.write_text(new_text, encoding="utf-8")
@@ -151,7 +165,8 @@ def elsewhere(url: str, root: Path = ROOT) -> str:
     url = "https://github.com/" + "/".join(owner_and_name(url))
     found = {address(root / "_config.yml")}
     for path in root.glob("notebooks/*.ipynb"):
-        first = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"])
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        first = "".join("".join(cell["source"]) + "\n" for cell in cells[:2])
         found.update(re.findall(r'^REPO = "(.*)"$', first, re.MULTILINE) or ["nowhere"])
     # GitHub does not tell capitals from small letters.
     others = sorted(place for place in found if place.lower() != url.lower())
@@ -167,8 +182,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Show or change the repository's address.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("show", help="print the address")
-    commands.add_parser("cell", help="print the first cell of every notebook")
-    sync = commands.add_parser("sync", help="write the first cell into notebooks")
+    commands.add_parser("cell", help="print the first code cell of every notebook")
+    sync = commands.add_parser("sync", help="write the first cells into notebooks")
     sync.add_argument("notebook", nargs="*", type=Path, help="without any, all")
     move_to = commands.add_parser("set", help="change the address everywhere")
     move_to.add_argument("url", nargs="?", help="without it, where git's `origin` is")
@@ -181,7 +196,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(first_cell())
     elif args.command == "sync":
         for path in args.notebook or sorted((ROOT / "notebooks").glob("*.ipynb")):
-            if write_first_cell(path, first_cell()):
+            if write_first_cells(path, first_cell()):
                 print("changed", path)
     else:
         try:
