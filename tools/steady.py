@@ -56,7 +56,11 @@ def run_shifted(path: Path, shift: int) -> tuple[list[dict], list[list]]:
     with tempfile.TemporaryDirectory() as folder:
         kept = f"{folder}/seen.json"
         names = {}
-        cells = [f"import probe\nprobe.shift_seeds({APART * shift})\n_watcher = probe.watch(get_ipython())"]
+        cells = [
+            "import probe\n"
+            f"probe.shift_seeds({APART * shift})\n"
+            "_watcher = probe.watch(get_ipython())"
+        ]
         for number, cell in enumerate(c for c in notebook.cells if c.cell_type == "code"):
             claim = cell.metadata.get("claim", f"cell {number + 1}")
             names[number] = claim if isinstance(claim, str) else " ".join(claim)
