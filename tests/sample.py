@@ -7,6 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
+import folds  # noqa: E402
 import notebooks  # noqa: E402
 import repository  # noqa: E402
 
@@ -104,5 +105,6 @@ def write(folder: Path, cells: list[dict], name: str = FILE) -> Path:
     }
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
+    content = folds.marked(content)
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path

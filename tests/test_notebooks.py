@@ -8,7 +8,18 @@ import subprocess
 import sys
 
 import pytest
-from sample import ROOT, code, notebooks, number_cells, repository, sample_cells, stdout, text, write
+from sample import (
+    FILE,
+    ROOT,
+    code,
+    notebooks,
+    number_cells,
+    repository,
+    sample_cells,
+    stdout,
+    text,
+    write,
+)
 
 NOTEBOOKS = notebooks.all_notebooks()
 
@@ -115,6 +126,10 @@ FAULTS = {
             source=find(cells, claim="10.2-1")["source"] + "\n" + "# " + "x" * 78
         ),
         "code cell 2: a line of 80 characters, > 79",
+    ),
+    "a folded cell without title": (
+        lambda cells: find(cells, words="IPython")["metadata"].update(tags=["hide-input"]),
+        "code cell 7: folded, and its first line is not '#@title …'",
     ),
     "a bound that follows the result": (
         lambda cells: find(cells, claim="10.2-1").update(
@@ -272,6 +287,23 @@ def test_a_fault_is_found(fault, tmp_path):
     break_it(cells)
     problems = notebooks.problems(write(tmp_path, cells))
     assert any(message in problem for problem in problems), problems
+
+
+def test_a_notebook_without_its_folds_is_found(tmp_path):
+    cells = sample_cells()
+    cell = find(cells, words="IPython")
+    cell["metadata"]["tags"], cell["source"] = ["hide-input"], "#@title A pixel\n" + cell["source"]
+    path = write(tmp_path, cells)
+    assert notebooks.problems(path) == []
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    assert len(notebook["metadata"]["colab"]["collapsed_sections"]) == 5
+    for mark in ("cellView", "jupyter", "jp-MarkdownHeadingCollapsed"):
+        broken = json.loads(path.read_text(encoding="utf-8"))
+        for cell in broken["cells"][2:]:
+            cell["metadata"].pop(mark, None)
+        other = tmp_path / FILE
+        other.write_text(json.dumps(broken), encoding="utf-8")
+        assert notebooks.problems(other) == ["not folded as the book is (run: make execute)"]
 
 
 def test_one_cell_may_serve_several_claims(tmp_path):

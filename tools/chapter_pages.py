@@ -8,13 +8,13 @@ import re
 from functools import cache
 from pathlib import Path
 
+import folds
 import notebooks
 import plain_pages
 from docutils import nodes
 from repository import ROOT
 from sphinx import addnodes
 
-FOLDED = {"remove-cell", "remove-input", "hide-input", "hide-cell"}
 WORDS_PER_MINUTE = 150
 LINES_PER_MINUTE = 25
 LIVE = re.compile(r'<figure class="live" id="live-([a-z-]+)-[0-9a-f]+"')
@@ -40,7 +40,7 @@ def minutes(cells: list[dict]) -> int:
     text = re.sub(r"\$\$.+?\$\$|\$[^$]+\$", " formula ", text, flags=re.DOTALL)
     words = len(re.findall(r"[^\W\d_][\w’'-]*", text))
     code = [c for c in cells if c["cell_type"] == "code"]
-    code = [c for c in code if not FOLDED.intersection(c["metadata"].get("tags", []))]
+    code = [c for c in code if not folds.is_folded(c)]
     lines = sum(bool(line.strip()) for c in code for line in c["source"].splitlines())
     return max(5, 5 * round((words / WORDS_PER_MINUTE + lines / LINES_PER_MINUTE) / 5))
 
@@ -83,6 +83,12 @@ def complete(docname: str, content: str, found_docs: set[str]) -> str:
             lambda part: part[0] if part["heading"] else _with_foot(part, found_docs),
             plain_pages.cite(cell["source"]),
         )
+    for cell in cells:
+        if cell["source"].startswith(folds.TITLE):
+            title, _, cell["source"] = cell["source"].partition("\n")
+            about = cell["metadata"].setdefault("mystnb", {})
+            about["code_prompt_show"] = title.removeprefix(folds.TITLE)
+            about["code_prompt_hide"] = about["code_prompt_show"]
     title = text[0]["source"].partition("\n")[0]
     text[0]["source"] = f"{title}\n\n{opening}"
     return json.dumps(notebook, ensure_ascii=False)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import folds
 import yaml
 from repository import FIRST_CELL_METADATA, ROOT, first_cell, ways
 
@@ -170,6 +171,7 @@ def problems(path: Path) -> list[str]:
         *_markdown(text),
         *_exercises(path, cells),
         *_claims(path, cells),
+        *_marks(path),
     ]
 
 
@@ -206,6 +208,8 @@ def _execution(code: list[dict]):
 
 def _code(code: list[dict]):
     for number, cell in enumerate(code, 1):
+        if folds.is_folded(cell) and not re.match(rf"{folds.TITLE}\S.*\n", cell["source"]):
+            yield f"code cell {number}: folded, and its first line is not '{folds.TITLE}…'"
         for line in cell["source"].splitlines():
             if len(line) > MAX_LINE:
                 yield f"code cell {number}: a line of {len(line)} characters, > {MAX_LINE}"
@@ -262,6 +266,12 @@ def _exercises(path: Path, cells: list[dict]):
     for cell in cells:
         if "#### Solution" in cell["source"] and cell["source"] != "#### Solution":
             yield "a heading 'Solution' has no cell of its own, so Jupyter cannot fold below it"
+
+
+def _marks(path: Path):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    if folds.marked(notebook) != notebook:
+        yield "not folded as the book is (run: make execute)"
 
 
 def _claims(path: Path, cells: list[dict]):

@@ -5,7 +5,8 @@
 
     python tools/repository.py show        print the address
     python tools/repository.py cell        print the first code cell of every notebook
-    python tools/repository.py sync [FILE]  write it, and the links below the title, into notebooks
+    python tools/repository.py sync [FILE]  write it, the links below the title, and the marks of
+                                            `tools/folds.py`, into notebooks
     python tools/repository.py set [URL]   move the whole project there, without URL to `origin`
     python tools/repository.py check URL   fail if links and first cells lead elsewhere than to URL
 """
@@ -16,6 +17,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+import folds
 
 ROOT = Path(__file__).resolve().parent.parent
 BRANCH = "main"
@@ -116,7 +119,7 @@ def carriers(root: Path = ROOT) -> list[Path]:
 
 
 def write_first_cells(notebook: Path, source: str) -> bool:
-    """Write a notebook's title cell and the first code cell; return whether the file changed.
+    """Write title, first code cell and marks of a notebook; return whether the file changed.
 
     The code prints nothing, so its outputs are emptied and its execution count is kept.
     """
@@ -131,7 +134,7 @@ def write_first_cells(notebook: Path, source: str) -> bool:
     cells[0]["metadata"] = FIRST_CELL_METADATA
     cells[0]["source"] = source.splitlines(keepends=True)
     content["cells"] = [title, *cells]
-    new_text = json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    new_text = json.dumps(folds.marked(content), indent=1, ensure_ascii=False, sort_keys=True) + "\n"
     if new_text != text:
         notebook.write_text(new_text, encoding="utf-8")
     return new_text != text
