@@ -140,7 +140,7 @@ def imports() -> list:
     cells = []
     for path in NOTEBOOKS:
         notebook = nbformat.read(path, as_version=4)
-        code = "\n".join(cell.source for cell in notebook.cells[1:] if cell.cell_type == "code")
+        code = "\n".join(cell.source for cell in notebook.cells[2:] if cell.cell_type == "code")
         nodes = ast.walk(ast.parse(code))
         lines = [ast.unparse(n) for n in nodes if isinstance(n, (ast.Import, ast.ImportFrom))]
         # Optional on Colab: the notebooks say so themselves where d2l is missing.
@@ -174,11 +174,11 @@ def test_notebook_runs_on_colab(path, colab, sockets, tmp_path, monkeypatch):
         client.km.transport, client.km.ip = "ipc", sockets
         client.start_new_kernel(cwd=str(tmp_path))
         client.start_new_kernel_client()
-        client.execute_cell(notebook.cells[0], 0)
+        client.execute_cell(notebook.cells[1], 1)  # after the title
     try:
         if path == WHOLE[0]:  # once for all notebooks
             notebook.cells += imports()
-        for index, cell in enumerate(notebook.cells[1:], 1):
+        for index, cell in enumerate(notebook.cells[2:], 2):
             client.execute_cell(cell, index)
     finally:
         client._cleanup_kernel()
