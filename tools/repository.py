@@ -134,7 +134,8 @@ def write_first_cells(notebook: Path, source: str) -> bool:
     cells[0]["metadata"] = FIRST_CELL_METADATA
     cells[0]["source"] = source.splitlines(keepends=True)
     content["cells"] = [title, *cells]
-    new_text = json.dumps(folds.marked(content), indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    content = folds.marked(content)
+    new_text = json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
     if new_text != text:
         notebook.write_text(new_text, encoding="utf-8")
     return new_text != text
