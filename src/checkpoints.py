@@ -65,7 +65,8 @@ def save_checkpoint(
     """Write weights, the optimizer's tensors and state, replacing ``path`` at once or not at all.
 
     In a distributed run all processes call it, and one writes. The header keeps `vocabularies` of
-    the folder, so that a checkpoint does not pass for another run's.
+    the folder, so that a checkpoint does not pass for another run's, and a SHA-256 of itself and
+    all tensors, so that a damaged one does not pass for a whole one.
 
     Args:
         path: File to write, usually ``….safetensors``; its folder must exist.
@@ -88,7 +89,7 @@ def save_checkpoint(
             tensors |= {f"optimizer.{name}.{k}": v.contiguous() for k, v in moments.items()}
         header["lr"] = [group["lr"] for group in optimizer.param_groups]
     text = json.dumps(header, allow_nan=True)
-    on_writer(lambda: _replace(Path(path), tensors, {"checkpoint": text}))
+    on_writer(lambda: _replace(Path(path), tensors, text))
 
 
 def read_header(path: str | os.PathLike) -> dict[str, Any]:
@@ -232,7 +233,8 @@ def _aliases(model: nn.Module) -> dict[str, str]:
     return aliases
 
 
-def _replace(path: Path, tensors: Mapping[str, Tensor], header: dict[str, str]) -> None:
+def _replace(path: Path, tensors: Mapping[str, Tensor], text: str) -> None:
+    header = {"checkpoint": text, "sha256": _digest(text, tensors)}
     with replacing(path) as partial:
         partial.touch()
         mode = partial.stat().st_mode  # as the umask has it; safetensors lets its owner alone in
@@ -243,14 +245,15 @@ def _replace(path: Path, tensors: Mapping[str, Tensor], header: dict[str, str]) 
             code = int(number[1]) if number else 5  # EIO
             raise OSError(code, os.strerror(code), str(path)) from error
         partial.chmod(mode)
-        with open(partial, "rb+") as file:
-            os.fsync(file.fileno())
-    if os.name == "posix":  # the rename itself has to reach the disk
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of a header and of all numbers."""
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _open(path: Path, with_tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -263,6 +266,7 @@ def _open(path: Path, with_tensors: bool = True) -> tuple[dict[str, Any], dict[s
                 raise CheckpointError(f"{path} is a safetensors file, but not a checkpoint")
             names = file.keys() if with_tensors else ()
             tensors = {name: file.get_tensor(name) for name in names}
+            digest = file.metadata().get("sha256")
     except SafetensorError as error:
         raise CheckpointError(f"{path} is not a checkpoint: {error}") from error
     try:
@@ -275,6 +279,9 @@ def _open(path: Path, with_tensors: bool = True) -> tuple[dict[str, Any], dict[s
     for name in ("config", "state", "aliases"):
         if not isinstance(header.get(name), dict):
             raise CheckpointError(f"{path} is not a checkpoint: its header has no {name}")
+    # Those of earlier versions have no digest.
+    if with_tensors and digest not in (None, _digest(text, tensors)):
+        raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one it was saved with")
     return header, tensors
 
 

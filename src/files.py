@@ -11,7 +11,9 @@ from pathlib import Path
 def replacing(path: str | Path) -> Iterator[Path]:
     """A name beside ``path``, unlike any other, to write to; after the block it is renamed.
 
-    If the block fails, ``path`` stays as it was and nothing stays beside it.
+    If the block fails, ``path`` stays as it was and nothing stays beside it. The file is on the
+    disk before it is renamed, and the name before this returns, so that after a loss of power
+    there is the old file or the new one.
 
     Raises:
         OSError: If something cannot be written; names ``path``.
@@ -21,7 +23,15 @@ def replacing(path: str | Path) -> Iterator[Path]:
     try:
         with naming(path):
             yield partial
+            with open(partial, "rb+") as file:
+                os.fsync(file.fileno())
             os.replace(partial, path)
+            if os.name == "posix":
+                folder = os.open(path.parent, os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
     except OSError as error:
         if error.filename != str(partial):
             raise

@@ -1,11 +1,14 @@
 """`src.assets`: what is pinned is what one gets, or an error that says what to do."""
 
+import dataclasses
 import hashlib
+import http.server
 import io
 import multiprocessing
 import shutil
 import sys
 import tarfile
+import threading
 import zipfile
 from types import SimpleNamespace
 
@@ -178,6 +181,79 @@ def test_archive_that_the_index_does_not_have(cache, serve):
     with pytest.raises(AssetError, match="project demo has no file demo-1.tar.gz"):
         fetch("s/SENTENCES", client=index)
     assert index.downloads == 0
+
+
+class Mirror(http.server.BaseHTTPRequestHandler):
+    """Answers each path with the page, the cut or the file that its first part names."""
+
+    def do_GET(self):
+        kind = self.path.split("/")[1]
+        body = {"html": b"<html>Sign in</html>", "busy": b""}.get(kind, CONTENT)
+        self.send_response(503 if kind == "busy" else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if kind == "slow":
+            self.server.waiting.wait(20)
+        self.wfile.write(body[:100] if kind == "cut" else body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def mirror(monkeypatch):
+    """Return a function that gives the fake assets these mirrors; nothing else is asked."""
+    monkeypatch.setattr(assets, "TIMEOUT", 1.0)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mirror)
+    server.waiting = threading.Event()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    root = f"http://127.0.0.1:{server.server_port}"
+
+    def mirror(*kinds):
+        table = {
+            name: dataclasses.replace(asset, mirrors=tuple(f"{root}/{kind}/{name}" for kind in kinds))
+            for name, asset in assets.ASSETS.items()
+        }
+        monkeypatch.setattr(assets, "ASSETS", table)
+        return root
+
+    yield mirror
+    server.waiting.set()
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("before", [(), ("html",), ("busy", "cut"), ("slow",)], ids=str)
+def test_a_second_source_is_tried_when_the_first_has_none(cache, serve, mirror, before):
+    serve(GOOD)
+    mirror(*before, "good")
+    assert fetch("s/SENTENCES", client=NoIndex()).read_bytes() == CONTENT
+    assert files_in(cache) == ["demo/s/SENTENCES"]
+
+
+def test_the_reader_may_name_a_mirror(cache, serve, mirror, monkeypatch):
+    serve(GOOD)
+    monkeypatch.setenv("ATTENTION_MIRROR", f"{mirror()}/good/")
+    assert fetch("s/SENTENCES", client=NoIndex()).read_bytes() == CONTENT
+
+
+def test_sources_without_the_file_are_all_named(cache, serve, mirror, monkeypatch):
+    serve(GOOD)
+    root = mirror("html", "busy", "cut", "slow")
+    monkeypatch.setenv("ATTENTION_MIRROR", "https://me:secret@nowhere.invalid/")
+    with pytest.raises(AssetError) as caught:
+        fetch("s/SENTENCES", client=NoIndex())
+    for said in (
+        f"{root}/html/s/SENTENCES: what is there is refused, it has 20 bytes",
+        f"{root}/busy/s/SENTENCES: HTTPError: 503",
+        f"{root}/cut/s/SENTENCES: ",
+        f"{root}/slow/s/SENTENCES: ConnectionError",
+        "Read timed out",
+        "https://nowhere.invalid/demo/s/SENTENCES: ConnectionError",
+        f"and put it at {cache / 'demo/s/SENTENCES'}",
+    ):
+        assert said in str(caught.value)
+    assert "secret" not in str(caught.value) and files_in(cache) == []
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 import ast
 import errno
 import json
+import os
 import random
 import signal
+import stat
 import sys
 import time
 from pathlib import Path
@@ -407,3 +409,36 @@ def test_resuming_on_the_gpu_is_exact(tmp_path):
     whole = run(9, tmp_path / "whole")
     run(4, tmp_path / "cut")
     assert run(9, tmp_path / "cut") == whole
+
+
+@pytest.mark.parametrize("part", ["header", "weight", "moment"])
+def test_one_flipped_bit_is_noticed(tmp_path, part):
+    path = tmp_path / "last.safetensors"
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    save_checkpoint(path, model, config={"width": 3}, optimizer=optimizer)
+    raw = bytearray(path.read_bytes())
+    start = 8 + int.from_bytes(raw[:8], "little")
+    tensors = json.loads(raw[8:start])
+    name = {"weight": "model.weight", "moment": "optimizer.weight.exp_avg"}.get(part)
+    at = start + tensors[name]["data_offsets"][0] if name else raw.index(b"width")
+    raw[at] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(CheckpointError, match="last.safetensors is damaged: its SHA-256 is not"):
+        load_checkpoint(path, model, config={"width": 3}, optimizer=optimizer)
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    steps = []
+    replace, fsync = os.replace, os.fsync
+
+    def recorded_fsync(number):
+        steps.append("folder" if stat.S_ISDIR(os.fstat(number).st_mode) else "file")
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", lambda *paths: (steps.append("name"), replace(*paths)))
+    save_checkpoint(tmp_path / "last.safetensors", nn.Linear(3, 2), config={})
+    assert steps == ["file", "name", "folder"]
