@@ -8,6 +8,7 @@
 * A chapter gets a line below its title, a last line in each box, and links of Chinese terms:
   `tools/chapter_pages.py`.
 * The footer names the commit: `tools/stamp.py`.
+* Without scripts a page is read as well: `tools/noscript.py`.
 * Ids that sphinx-exercise repeats on a page are numbered.
 * What `tools/notebooks.py` finds wrong with a notebook becomes a warning, and `-W` an error.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import chapter_pages
 import front_page
+import noscript
 import notebooks
 import package
 import plan_page
@@ -198,6 +200,7 @@ def _plain(text: str) -> str:
 def setup(app):
     sys.path.insert(0, str(ROOT))  # the reference is of this folder's `src`, installed or not
     stand_ins.install()
+    noscript.install(app)
     app.connect("config-inited", sign)
     app.connect("builder-inited", complete_visitors)
     app.connect("source-read", generate)
