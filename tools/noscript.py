@@ -105,7 +105,7 @@ def _visit(draw, translator: HTML5Translator, node: nodes.Element) -> None:
     try:
         draw(translator, node)
     except nodes.SkipNode:
-        if translator.builder.name == "html":  # the printed book's one page has scripts
+        if translator.builder.name == "html":  # not in the page that is printed
             translator.body.append(_fallback(translator, node))
         raise
 
@@ -128,6 +128,8 @@ def _fallback(translator: HTML5Translator, node: nodes.Element) -> str:
 
 def link_style(app, pagename, templatename, context, doctree) -> None:
     """Name the style sheet in the head of a page."""
+    if app.builder.name != "html":
+        return
     address = context["pathto"](STYLE, 1)
     link = f'<noscript><link rel="stylesheet" href="{address}"></noscript>'
     context["metatags"] = context.get("metatags", "") + link
