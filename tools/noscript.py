@@ -31,9 +31,10 @@ div.math.notranslate { visibility: hidden; height: 0; margin: 0; padding: 0; ove
 /* What browsers leave out of MathML. */
 math [mathvariant^="bold"] { font-weight: bold; }
 math [mathvariant="bold"] { text-transform: none; }
+math { font-family: "Cambria Math", "STIX Two Math", "Latin Modern Math", "Noto Sans Math", math; }
 mtable[columnspacing] > mtr > mtd { padding-left: 0; padding-right: 0; }
-mtd[columnalign="left"] { text-align: left; }
-mtd[columnalign="right"] { text-align: right; }
+mtd[columnalign="left"] { text-align: -webkit-left; }
+mtd[columnalign="right"] { text-align: -webkit-right; }
 
 /* Only a script answers these; the lists in the header open by hand, by key and by touch. */
 .search-button__wrapper, .search-button-field, .sidebar-toggle, #pst-back-to-top,
@@ -50,6 +51,7 @@ mtd[columnalign="right"] { text-align: right; }
 }
 """
 
+NAMESPACE = ' xmlns="http://www.w3.org/1998/Math/MathML"'
 # The converter knows `split`, which is the same, and single delimiters after \\bigl.
 INSTEAD = {"{aligned}": "{split}", r"\lVert": r"\|", r"\rVert": r"\|"}
 
@@ -68,8 +70,8 @@ def mathml(tex: str, block: bool = False) -> str:
     for old, new in INSTEAD.items():
         tex = tex.replace(old, new)
     try:
-        made = convert(tex).replace(' xmlns="http://www.w3.org/1998/Math/MathML"', "")
-        (row,) = tree = ElementTree.fromstring(made)
+        made = convert(tex, display="block" if block else "inline")
+        (row,) = tree = ElementTree.fromstring(made.replace(NAMESPACE, ""))
     except Exception as error:  # each fault of a formula has a class of its own
         raise ValueError(f"no MathML for {tex!r}: {error!r}") from error
     for node in row.iter():
@@ -82,12 +84,29 @@ def mathml(tex: str, block: bool = False) -> str:
             del node.attrib["mathvariant"]
         elif len(text) == 1 and "GREEK CAPITAL" in unicodedata.name(text):  # upright, as in TeX
             node.set("mathvariant", "bold" if "bold" in variant else "normal")
-        elif node.tag == "mo" and len(text) > 1 and text.isalpha():  # no space around a name
-            node.tag = "mi"
+        elif node.tag == "mo" and text.isalpha():  # an operator has space on both sides
+            node.tag, node.attrib = "mi", {"mathvariant": "normal"} if len(text) == 1 else {}
+        elif text == "|":  # around an absolute value
+            node.attrib |= {"lspace": "0", "rspace": "0"}
         elif node.get("width") == "negativethinmathspace":  # no length in browsers
             node.set("width", "-0.167em")
+        if node.tag in ("mrow", "mtd"):
+            _space_names(node)
     tree.attrib = {"display": "block"} if block else {}
     return ElementTree.tostring(tree, encoding="unicode")
+
+
+def _space_names(row: ElementTree.Element) -> None:
+    """Put the space of TeX between a name, such as exp, and what is neither operator nor space."""
+    for i in range(len(row) - 1, 0, -1):
+        pair = row[i - 1 : i + 1]
+        named = any(node.tag == "mi" and len(node.text or "") > 1 for node in map(_base, pair))
+        if named and not any(node.tag in ("mo", "mspace") for node in pair):
+            row.insert(i, ElementTree.Element("mspace", width="0.167em"))
+
+
+def _base(node: ElementTree.Element) -> ElementTree.Element:
+    return node[0] if node.tag in ("msub", "msup", "msubsup", "munder") else node
 
 
 def _double_struck(letter: str) -> str:
@@ -126,15 +145,6 @@ def _fallback(translator: HTML5Translator, node: nodes.Element) -> str:
     return f"<noscript>{made}</noscript>"
 
 
-def link_style(app, pagename, templatename, context, doctree) -> None:
-    """Name the style sheet in the head of a page."""
-    if app.builder.name != "html":
-        return
-    address = context["pathto"](STYLE, 1)
-    link = f'<noscript><link rel="stylesheet" href="{address}"></noscript>'
-    context["metatags"] = context.get("metatags", "") + link
-
-
 def colours(sheets: list[str]) -> str:
     """Return the rules for a theme set by a script, under the reader's own setting instead."""
     text = re.sub(r"/\*.*?\*/", "", "\n".join(sheets), flags=re.DOTALL)
@@ -148,7 +158,7 @@ def colours(sheets: list[str]) -> str:
 
 
 def write_style(app, error: Exception | None) -> None:
-    """Write the style sheet: the rules of both colour schemes, and our own."""
+    """Write the style sheet, which `_templates/layout.html` names: colours, then `RULES`."""
     if error is None and app.builder.name == "html":
         static = Path(app.outdir, "_static")
         # In the order of the pages: the theme's, what extensions add, the course's.
@@ -171,5 +181,4 @@ def add_mathml(app) -> None:
 def install(app) -> None:
     """Have it all done in this build."""
     app.connect("builder-inited", add_mathml, priority=900)  # after MyST has put in its own
-    app.connect("html-page-context", link_style)
     app.connect("build-finished", write_style)
