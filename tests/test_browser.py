@@ -279,6 +279,7 @@ WITHOUT_SCRIPTS = r"""() => {
   const wrong = [];
   const seen = (node) => node.checkVisibility({ visibilityProperty: true });
   const check = (right, what) => right || wrong.push(what);
+  const letters = (node) => getComputedStyle(node).color;
   const every = (kind) => [...document.querySelectorAll(kind)];
 
   every("details").forEach((node) => { node.open = true; });
@@ -295,6 +296,7 @@ WITHOUT_SCRIPTS = r"""() => {
   for (const figure of every("figure.live")) {
     const box = figure.querySelector("svg[role=img]")?.getBoundingClientRect();
     check(box?.width > 200 && box.height > 40, `no picture: ${figure.id}`);
+    check(letters(figure) === letters(document.body), `letters of ${figure.id}`);
   }
   const parts = every(".admonition.dropdown").flatMap((node) => [...node.children]);
   check(parts.every((node) => seen(node) && node.getBoundingClientRect().height), "a solution");

@@ -36,6 +36,9 @@ mtable[columnspacing] > mtr > mtd { padding-left: 0; padding-right: 0; }
 mtd[columnalign="left"] { text-align: -webkit-left; }
 mtd[columnalign="right"] { text-align: -webkit-right; }
 
+/* The theme has dark letters there, for a ground that a live figure does without. */
+figure.live { color: var(--pst-color-text-base); }
+
 /* Only a script answers these; the lists in the header open by hand, by key and by touch. */
 .search-button__wrapper, .search-button-field, .sidebar-toggle, #pst-back-to-top,
 .btn-fullscreen-button, .btn-download-pdf-button { display: none !important; }

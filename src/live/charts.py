@@ -228,7 +228,7 @@ def attention_or_pooling(
         },
         title=title,
         caption=caption,
-        still=f"Attention with the query of {names[0]} weighs {_shares(things, weights)}.",
+        still=f"Attention with the query “{names[0]}” weighs {_shares(things, weights)}.",
         picture=bars(f"Weights for the query of {names[0]}", things, weights),
     )
 

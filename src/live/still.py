@@ -42,12 +42,11 @@ def heatmap(
     ]
     for t, (name, row) in enumerate(zip(rows, percents, strict=True)):
         top = head + side * t
-        parts.append(_text(name, y=top + base, **look))
-        parts += [
-            _tag("path", d=f"M{NAMES + side * s} {top}h{side}v{side}h-{side}z",
-                 fill=BLUE, opacity=f"{percent / 100:.2f}")
-            for s, percent in enumerate(row)
-        ]  # fmt: skip
+        cells = (
+            _tag("path", d=f"M{x} {top}h{side}v{side}h-{side}z", opacity=f"{percent / 100:.2f}")
+            for x, percent in zip(range(NAMES, WIDTH, side), row, strict=False)
+        )
+        parts += [_text(name, y=top + base, **look), _tag("g", *cells, fill=BLUE)]
     corner = f"M{NAMES} {head}h{side * len(columns)}v{side * len(rows)}h-{side * len(columns)}z"
     parts.append(_tag("path", d=corner, fill="none", stroke="currentColor"))
     return _svg(title, head + side * len(rows) + 1, parts)
@@ -96,4 +95,4 @@ def _text(text: str | int, **attributes) -> str:
 
 def _tag(kind: str, *inner: str, **attributes) -> str:
     said = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in attributes.items())
-    return f"<{kind}{said}>{''.join(inner)}</{kind}>"
+    return f"<{kind}{said}>{''.join(inner)}</{kind}>" if inner else f"<{kind}{said}/>"
