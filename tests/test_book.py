@@ -26,6 +26,7 @@ from sphinx.util.typing import stringify_annotation
 import browser
 import chapter_pages
 import front_page
+import noscript
 import package
 import pdf
 import plain_pages
@@ -115,7 +116,7 @@ def test_no_page_shows_an_error(html, page):
 @each_page
 def test_no_markup_is_left_over(html, page):
     article = html.select_one("article")
-    verbatim = article.select("pre, code, .math, script, style, .viewcode-link, dl.py dt")
+    verbatim = article.select("pre, code, .math, noscript, script, style, .viewcode-link, dl.py dt")
     text = "".join(words(article, skipped=set(map(id, verbatim))))
     yield from re.findall(r"\$\$|\\begin\{|\\bm\b|\{[a-z:]+\}`|:::|```|\]\(", text)
 
@@ -554,6 +555,47 @@ def test_the_commit_comes_from_git_else_from_the_environment(tmp_path, monkeypat
     assert stamp.commit(tmp_path / "inner") is None
 
 
+# --- without scripts
+
+
+@pytest.mark.parametrize(
+    ("tex", "made"),
+    [
+        (r"\mathbf x<1", '<mi mathvariant="bold">x</mi><mo>&lt;</mo><mn>1</mn>'),
+        (r"\Delta", '<mi mathvariant="normal">Δ</mi>'),
+        (r"\boldsymbol\Delta", '<mi mathvariant="bold">Δ</mi>'),
+        (r"\mathbb R \mathbb E \mathbb 1", "<mi>ℝ</mi><mi>𝔼</mi><mn>𝟙</mn>"),
+        (r"\operatorname{Cov}!", "<mi>Cov</mi><mo>!</mo>"),
+        (r"\exp a", '<mi>exp</mi><mspace width="0.167em" /><mi>a</mi>'),
+        (r"\operatorname{E}", '<mi mathvariant="normal">E</mi>'),
+        (r"a\!b", '<mi>a</mi><mspace width="-0.167em" /><mi>b</mi>'),
+        (r"\text{if } a \tag{3}", "<mtext>if\xa0</mtext><mi>a</mi><mtext>(3)</mtext>"),
+    ],
+)
+def test_a_formula_becomes_mathml(tex, made):
+    assert noscript.mathml(tex) == f"<math><mrow>{made}</mrow></math>"
+
+
+def test_aligned_lines_become_a_table():
+    html = noscript.mathml(r"\begin{aligned} a &= b \\ &= c \end{aligned}", block=True)
+    assert html.startswith('<math display="block">') and html.count("<mtr>") == 2
+    assert html.count("<mtd ") == 4 and "&" not in html
+
+
+@pytest.mark.parametrize("tex", [r"\bm{x} \nosuch", r"\begin{aligned} a", r"a \\ b", "a & b", "{"])
+def test_what_has_no_mathml_is_refused(tex):
+    with pytest.raises(ValueError, match="no MathML for"):
+        noscript.mathml(tex)
+
+
+def test_colours_follow_the_setting_of_the_reader():
+    sheet = """@import url(x.css);/* [data-theme=dark] */ a {b: c} html[data-theme=light]{d:e}
+    html[data-theme="dark"] i, u { f: g; }"""
+    light, dark = noscript.colours([sheet]).split("@media (prefers-color-scheme: ")[1:]
+    assert re.fullmatch(r'light\) \{\s*html\[data-theme="auto"]\{d:e}\s*\}\s*', light)
+    assert 'html[data-theme="auto"] i, u { f: g; }' in dark and "d:e" not in dark
+
+
 # --- the PDF
 
 PDF = HTML / "_static" / pdf.FILE
@@ -684,11 +726,12 @@ def test_a_stored_error_and_a_link_to_nowhere_fail_the_build(copy):
     error = {"output_type": "error", "ename": "E", "evalue": "no", "traceback": ["E: no"]}
     cells[4]["outputs"].append(error)
     write(copy / "notebooks", cells, FILE)
-    page = "# A book\n\nSee {ref}`nowhere` and {func}`src.functional.no`.\n"
+    page = "# A book\n\nSee {ref}`nowhere`, {func}`src.functional.no` and $\\nosuch x$.\n"
     (copy / "index.md").write_text(page)
     status, output = build(copy)
     assert status != 0 and "code cell 2: an error output, against its tags" in output
     assert "undefined label: 'nowhere'" in output and "src.functional.no" in output
+    assert r"no MathML for '\\nosuch x': \nosuch is not understood" in output
 
 
 def test_a_cell_that_raises_fails_a_build_that_runs_it(copy):

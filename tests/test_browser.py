@@ -272,3 +272,61 @@ def test_a_token_shows_its_row_while_the_pointer_is_on_it(address, profile):
     after = figure.locator("[aria-live]").text_content()
     page.close()
     assert after != before
+
+
+# What is wrong on a page that has no scripts; it is looked at from outside.
+WITHOUT_SCRIPTS = r"""() => {
+  const wrong = [];
+  const seen = (node) => node.checkVisibility({ visibilityProperty: true });
+  const check = (right, what) => right || wrong.push(what);
+  const letters = (node) => getComputedStyle(node).color;
+  const every = (kind) => [...document.querySelectorAll(kind)];
+
+  every("details").forEach((node) => { node.open = true; });
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const { data, parentElement } = texts.currentNode;
+    if (/\\[(\[]/.test(data) && !parentElement.closest("pre, code, script") && seen(parentElement))
+      wrong.push(`TeX: ${data}`);
+  }
+  const formulas = every(".math.notranslate").filter((node) => !node.closest("#jb-print-docs-body"));
+  const drawn = every("math").filter(seen).length;
+  check(drawn === formulas.length, `${drawn} of ${formulas.length} formulas`);
+
+  for (const figure of every("figure.live")) {
+    const box = figure.querySelector("svg[role=img]")?.getBoundingClientRect();
+    check(box?.width > 200 && box.height > 40, `no picture: ${figure.id}`);
+    check(letters(figure) === letters(document.body), `letters of ${figure.id}`);
+  }
+  const parts = every(".admonition.dropdown").flatMap((node) => [...node.children]);
+  check(parts.every((node) => seen(node) && node.getBoundingClientRect().height), "a solution");
+  const dead = "button:not(.dropdown-toggle), [type=search], select, input:not(.sidebar-toggle)";
+  check(!every(dead).some(seen) || document.querySelector("#search-results"), "a dead control");
+
+  const title = document.querySelector("article h1, main h1:not(.onlyprint *)");
+  const box = title.getBoundingClientRect();
+  for (const [x, y] of [[0.02, 0.1], [0.5, 0.5], [0.02, 0.9], [0.98, 0.1]]) {
+    const top = document.elementFromPoint(box.x + x * box.width, box.y + y * box.height);
+    check(title.contains(top), `over the title: ${top?.className}`);
+  }
+  const colour = (kind) => getComputedStyle(document.querySelector(kind)).backgroundColor;
+  check(colour(".bd-header-article") === colour("body") && colour("body") === "rgb(18, 18, 18)",
+    `dark: ${colour("body")}, header ${colour(".bd-header-article")}`);
+  check(document.documentElement.scrollWidth <= innerWidth, "wider than the window");
+  check(every(".bd-sidebar-primary a").some(seen), "the table of contents is out of reach");
+  for (const button of every(".bd-header-article .dropdown-toggle")) {
+    button.focus();
+    check(seen(button.parentElement.querySelector("a")), "a list in the header");
+  }
+  return wrong;
+}"""
+
+
+def test_without_scripts_every_page_is_whole(address, browser):
+    found = {}
+    with browser.new_context(java_script_enabled=False) as context:
+        page = blank(context, width=360, scheme="dark")
+        for name in PAGES:
+            page.goto(address + name, wait_until="load")
+            found[name] = page.evaluate(WITHOUT_SCRIPTS)
+    assert len(PAGES) > 15 and {name: wrong for name, wrong in found.items() if wrong} == {}

@@ -2,6 +2,7 @@
 
 import json
 import re
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from test_browser import blank, browser, chromium, profile  # noqa: F401 - two f
 
 from src import live
 from src.live.page import labels, numbers, percents
+from src.live.still import bars, heatmap, lines
 from src.pooling import KERNELS, nadaraya_watson
 from src.positions import sinusoidal_table
 
@@ -104,10 +106,32 @@ def test_a_figure_asks_for_nothing_from_elsewhere(make):
 
 
 @every_figure
-def test_a_sentence_stands_where_scripts_do_not_run(make):
+def test_a_picture_and_a_sentence_stand_where_scripts_do_not_run(make):
     text = make(title="A <title>", caption="Caption & all").data
     (still,) = re.findall(r"</strong><p>(.+?)</p><small>Caption &amp; all</small>", text)
     assert "<strong>A &lt;title&gt;</strong>" in text and still.endswith(".")
+    drawing = ElementTree.fromstring(still[: still.index("</svg>") + 6])
+    assert drawing.get("role") == "img" and drawing.find("title").text
+    assert "<car>" not in still and "</script>" not in still
+
+
+def test_pictures_draw_the_data():
+    drawing = ElementTree.fromstring(bars("T", ["a", "b"], [0.25, 1]))
+    assert [bar.get("width") for bar in drawing.iter("rect")] == ["0.25", "1.00"]
+    assert [text.text for text in drawing.iter("text")] == ["a", "0.25", "b", "1.00"]
+    made = heatmap("T", ["a", "b"], ["c", "d", "e"], [[0, 7, 93], [100, 0, 0]])
+    drawing = ElementTree.fromstring(made)
+    cells = [cell.get("opacity") for cell in drawing.iter("path") if cell.get("opacity")]
+    assert cells == ["0.00", "0.07", "0.93", "1.00", "0.00", "0.00"]
+    assert [text.text for text in drawing.iter("text")] == ["c", "d", "e", "a", "b"]
+    drawing = ElementTree.fromstring(lines("T", [0, 2.5], [-1.25, 1], [0, 0.5], [(1, 2.5)]))
+    assert [line.get("points") for line in drawing.iter("polyline")] == [
+        "0.00 0.00 2.50 0.50", "0.00 -1.25 2.50 1.00",
+    ]  # fmt: skip
+    assert [text.text for text in drawing.iter("text")] == ["3", "−2", "0", "3"]
+    # 284 pixels for 3 units and 150 for 5; the upper left corner is the point (0, 3)
+    assert "scale(94.6667 -30.0000) translate(0 -3)" in ElementTree.tostring(drawing, "unicode")
+    assert "scale(142.0000 -150.0000)" in lines("T", [0, 2], [0, 0], [0, 0])  # flat
 
 
 @every_figure
@@ -333,10 +357,12 @@ def test_every_control_has_a_name_and_is_reached_by_tab(make, profile):  # noqa:
 
 @in_a_browser
 @every_figure
-def test_without_scripts_a_sentence_is_read(make, browser):  # noqa: F811
+def test_without_scripts_a_picture_and_a_sentence_are_seen(make, browser):  # noqa: F811
     with browser.new_context(java_script_enabled=False) as profile:
         with Show(profile, make(title="Title")) as show:
             assert len(show.page.inner_text("figure").splitlines()) >= 2
+            box = show.page.locator("figure svg").bounding_box()
+            assert 300 < box["width"] <= 360 and box["height"] > 50
 
 
 @in_a_browser

@@ -9,6 +9,7 @@
   `tools/chapter_pages.py`; its quotes, exercises and formulas become boxes and anchors:
   `tools/plain_pages.py`.
 * The footer names the commit: `tools/stamp.py`.
+* Without scripts a page is read as well: `tools/noscript.py`.
 * What `tools/notebooks.py` finds wrong with a notebook becomes a warning, and `-W` an error.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import chapter_pages
 import front_page
+import noscript
 import notebooks
 import package
 import plain_pages
@@ -180,6 +182,7 @@ def _plain(text: str) -> str:
 def setup(app):
     sys.path.insert(0, str(ROOT))  # the reference is of this folder's `src`, installed or not
     stand_ins.install()
+    noscript.install(app)
     app.connect("config-inited", sign)
     app.connect("source-read", generate)
     app.connect("env-before-read-docs", warn_of_problems)

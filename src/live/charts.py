@@ -5,9 +5,12 @@ from collections.abc import Sequence
 
 import torch
 from IPython.display import HTML
+from torch import Tensor
 
 from src.functional import masked_softmax
 from src.live.page import labels, numbers, page
+from src.live.still import bars, lines
+from src.pooling import nadaraya_watson
 from src.positions import sinusoidal_table
 
 
@@ -45,14 +48,14 @@ def score_playground(
     rows = numbers("scores", [scores] if one else scores, len(queries), len(keys))
     if width != int(width) or not 1 <= width <= 4096:
         raise ValueError(f"width must be a whole number from 1 to 4096, got {width}")
-    weights = masked_softmax(torch.tensor(rows[0]) / math.sqrt(width)).tolist()
-    shares = ", ".join(f"{key} {weight:.2f}" for key, weight in zip(keys, weights, strict=True))
+    weights = _softmax(torch.tensor(rows[0]) / math.sqrt(width))
     return page(
         "score_playground",
         {"keys": keys, "queries": queries, "scores": rows, "width": int(width)},
         title=title,
         caption=caption,
-        still=f"Weights of “{queries[0]}” at d = {int(width)}: {shares}.",
+        still=f"Weights of “{queries[0]}” at d = {int(width)}: {_shares(keys, weights)}.",
+        picture=bars(f"Weights of {queries[0]}", keys, weights),
     )
 
 
@@ -103,20 +106,27 @@ def kernel_regression(
     ladder = sorted(ladder | {round(width, 3)})
     x, y = held_out
     x = numbers("held_out[0]", x, "N")
+    values, truth = numbers("values", values, len(keys)), numbers("truth", truth, len(grid))
+    made = nadaraya_watson(*map(torch.tensor, (grid, keys, values)), "gaussian", width)
+    estimate = numbers("estimate", made, len(grid), digits=2)
     return page(
         "kernel_regression",
         {
             "keys": keys,
-            "values": numbers("values", values, len(keys)),
+            "values": values,
             "grid": grid,
-            "truth": numbers("truth", truth, len(grid)),
+            "truth": truth,
             "test": {"x": x, "y": numbers("held_out[1]", y, len(x))},
             "widths": ladder,
             "start": ladder.index(round(width, 3)),
         },
         title=title,
         caption=caption,
-        still=f"{len(keys)} examples, the true curve and an estimate of width {width:.2f}.",
+        still=f"{len(keys)} examples (dots), the true curve (dashed) and the estimate with a "
+        f"Gaussian kernel of width {width:.2f} (solid).",
+        picture=lines(
+            "Examples, true curve and estimate", grid, estimate, truth, list(zip(keys, values))
+        ),
     )
 
 
@@ -156,8 +166,9 @@ def position_waves(
         {"table": rows, "periods": [round(p, 1) for p in periods]},
         title=title,
         caption=caption,
-        still=f"Columns 0 and 1 repeat every {periods[0]:.1f} positions, "
-        f"columns {width - 2} and {width - 1} every {periods[-1]:.0f}.",
+        still=f"Columns 0 (solid) and 1 (dashed) repeat every {periods[0]:.1f} positions, "
+        f"columns {width - 2} and {width - 1}, which are not drawn, every {periods[-1]:.0f}.",
+        picture=lines("Columns 0 and 1 over the positions", range(length), *list(zip(*rows))[:2]),
     )
 
 
@@ -202,12 +213,14 @@ def attention_or_pooling(
     off = [q for row in rows for q in row if abs(q) > 8 or q * 2 != int(q * 2)]
     if off:
         raise ValueError(f"queries must be multiples of 0.5 from −8 to 8, got {off[0]}")
+    keys = numbers("keys", keys, len(things), len(features))
+    weights = _softmax(torch.tensor(keys) @ torch.tensor(rows[0]))
     return page(
         "attention_or_pooling",
         {
             "things": things,
             "features": features,
-            "keys": numbers("keys", keys, len(things), len(features)),
+            "keys": keys,
             "contents": numbers("values", values, len(things), len(units)),
             "units": units,
             "names": names,
@@ -215,5 +228,15 @@ def attention_or_pooling(
         },
         title=title,
         caption=caption,
-        still=f"Queries of {', '.join(names)} weigh {', '.join(things)} by their keys.",
+        still=f"Attention with the query “{names[0]}” weighs {_shares(things, weights)}.",
+        picture=bars(f"Weights for the query of {names[0]}", things, weights),
     )
+
+
+def _softmax(scores: Tensor) -> list[float]:
+    """Return the weights of scores, of two decimals."""
+    return numbers("weights", masked_softmax(scores), len(scores), digits=2)
+
+
+def _shares(names: list[str], weights: list[float]) -> str:
+    return ", ".join(f"{name} {weight:.2f}" for name, weight in zip(names, weights, strict=True))

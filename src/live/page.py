@@ -1,7 +1,7 @@
 """One live figure as one HTML output: checks of its data, rounding, and the page's text.
 
 An output holds everything that it needs, so it works in the book without network, in Jupyter and
-in an isolated frame as Colab's. Where scripts do not run, a sentence stands in its place.
+in an isolated frame as Colab's. Where scripts do not run, a still picture and a sentence are seen.
 """
 
 import json
@@ -15,9 +15,10 @@ from IPython.display import HTML
 from torch import Tensor
 
 FOLDER = Path(__file__).parent
+STILL = "This is a still picture: moving and choosing need scripts, which do not run here."
 
 
-def page(kind: str, data: dict, *, title: str, caption: str, still: str) -> HTML:
+def page(kind: str, data: dict, *, title: str, caption: str, still: str, picture: str) -> HTML:
     """Join the shared code, the figure's own and its data into one output.
 
     Args:
@@ -26,6 +27,7 @@ def page(kind: str, data: dict, *, title: str, caption: str, still: str) -> HTML
         title: Names the figure, also for a screen reader.
         caption: Stands below it.
         still: Says what the figure shows at first; seen only where scripts do not run.
+        picture: An ``svg`` element that shows it, seen only there as well.
 
     Returns:
         The output. Its id follows from its data: equal data give equal text, and figures of
@@ -38,7 +40,7 @@ def page(kind: str, data: dict, *, title: str, caption: str, still: str) -> HTML
         # The attribute keeps JupyterLab from taking arrow keys as its own shortcuts.
         f'<figure class="live" id="{name}" role="group" aria-label="{escape(title)}" '
         f'data-lm-suppress-shortcuts="true" style="margin:1rem 0">\n'
-        f"<div><strong>{escape(title)}</strong><p>{escape(still)}</p>"
+        f"<div><strong>{escape(title)}</strong><p>{picture}{escape(still)} {STILL}</p>"
         f"<small>{escape(caption)}</small></div>\n</figure>\n"
         f'<script>\n(() => {{\n"use strict";\n{core}\n{build}\n'
         f'start("{name}", {_literal(style)}, {payload}, build);\n}})();\n</script>'

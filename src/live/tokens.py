@@ -6,6 +6,7 @@ import torch
 from IPython.display import HTML
 
 from src.live.page import labels, numbers, page, percents
+from src.live.still import heatmap
 
 TOP = 5
 
@@ -59,12 +60,16 @@ def decoding_steps(
     ]
     _check_heads("attention", [s["attention"] for s in sentences])
     first = sentences[0]
+    source, target = first["source"], first["target"]
+    mean = torch.tensor(first["attention"][0], dtype=torch.float64).mean(0) / 100
     return page(
         "decoding_steps",
         {"sentences": sentences},
         title=title,
         caption=caption,
-        still=f"“{' '.join(first['source'])}” becomes “{' '.join(first['target'])}”.",
+        still=f"“{' '.join(source)}” becomes “{' '.join(target)}”. Each row is a step; the "
+        "fuller the colour, the more it looks at that source token (layer 0, mean of the heads).",
+        picture=heatmap("Attention of each step", target, source, percents("mean", mean, "T", "S")),
     )
 
 
@@ -103,13 +108,15 @@ def head_maps(
         size = len(names)
         sentences.append({"tokens": names, "maps": _layers_and_heads("maps", weights, size, size)})
     _check_heads("maps", [s["maps"] for s in sentences])
+    first, maps = sentences[0]["tokens"], sentences[0]["maps"]
     return page(
         "head_maps",
         {"sentences": sentences},
         title=title,
         caption=caption,
-        still=f"Attention weights of {len(sentences[0]['maps'])} layers on "
-        f"“{' '.join(tokens[0])}”.",
+        still=f"“{' '.join(first)}” in layer 0 of {len(maps)}, head 0 of {len(maps[0])}. Each row "
+        "is a query token; the fuller the colour, the more it looks at that token.",
+        picture=heatmap("Weights of layer 0, head 0", first, first, maps[0][0]),
     )
 
 
