@@ -1,0 +1,746 @@
+"""Every public function and class of the model beside its formula in `oracles.py`.
+
+No axis is as long as another one, so that no two can be mixed up. A case says once what is
+compared; it is then compared in float64, in each narrower type, with and without autocast, while
+training, and its gradients with finite differences.
+"""
+
+import copy
+import inspect
+import itertools
+import math
+import random
+from functools import partial
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import oracles
+from src import (
+    decoding,
+    functional,
+    layers,
+    masks,
+    multihead,
+    optimization,
+    pooling,
+    positions,
+    recurrent,
+    scoring,
+    transformer,
+)
+from src.batches import Batch
+from src.checkpoints import read_header
+from src.training_config import TrainingConfig
+from src.updates import Updater
+from toy_training import copy_examples, tiny_model, trainer
+
+MODULES = (
+    masks, functional, pooling, scoring, multihead, positions, layers, transformer, recurrent,
+    decoding, optimization,
+)  # fmt: skip
+BACKENDS = functional.BACKENDS
+PAD, MAX_LEN = 0, 31
+NORM_EPS = 0.3  # as large as a variance, so that no norm can do without it
+# An answer may be off by so many units in the last place of its largest number (of 1 if that is
+# smaller). It counts the roundings on the longest way through a model; the worst case needs 21.
+ROUNDINGS = 40
+
+
+class Sizes(NamedTuple):
+    """How long each axis is."""
+
+    b: int  # batch
+    h: int  # heads
+    t: int  # queries, target
+    s: int  # keys, source
+    k: int  # width of a head
+    v: int  # width of a value
+    ff: int  # hidden width
+    src: int  # vocabularies
+    tgt: int
+    layers: int
+
+
+PRIMES = Sizes(2, 3, 5, 7, 11, 13, 17, 19, 23, 1)
+FEW = Sizes(1, 2, 2, 3, 2, 3, 3, 5, 7, 1)  # gradients need two calls for each number
+
+
+class Case(NamedTuple):
+    """One comparison: ``ours`` of the ``inputs``, each with a batch axis; ``oracle`` of each row.
+
+    With a ``module`` the oracle takes its parameters and the configuration first.
+    """
+
+    ours: object
+    oracle: object
+    inputs: list
+    module: nn.Module | None = None
+    config: object = None
+
+
+TABLE, CASES, GRADIENTS = {}, [], []
+EXCEPTIONS = {
+    "functional.check_mask": "refuses arguments, computes nothing",
+    "functional.wide_products": "switches autocast off; `attention` is compared under autocast",
+    "pooling.KERNELS": "a table of functions that are here one by one",
+    "scoring.Score": "what the scores share; it has no formula of its own",
+    "positions.check_span": "refuses arguments, computes nothing",
+    "positions.fill_tables": "builds tables that are here by their classes",
+    "transformer.TransformerConfig": "a configuration",
+    "recurrent.RecurrentConfig": "a configuration",
+    "recurrent.DecoderState": "a record",
+    "decoding.BeamResult": "a record",
+    "decoding.StepFunction": "a protocol",
+}
+
+
+def beside(name, oracle):
+    """Enter a function and its oracle into the table; the test below it compares them."""
+
+    def note(test):
+        TABLE[name] = oracle
+        return test
+
+    return note
+
+
+def case(name, oracle, /, gradients=True, **variants):
+    """Enter one case for each combination of ``variants``; the function below builds it."""
+
+    def note(build):
+        TABLE[name] = oracle
+        for values in itertools.product(*variants.values()):
+            options = dict(zip(variants, values, strict=True))
+            label = "-".join([name, *(str(value) for value in values)])
+            param = pytest.param(partial(build, **options), id=label)
+            CASES.append(param)
+            if gradients:
+                GRADIENTS.append(param)
+        return build
+
+    return note
+
+
+def normal(*shape):
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def some(*shape):
+    """A mask in which the first query has no key."""
+    mask = torch.rand(shape) > 0.4
+    mask[..., 0, :] = False
+    return mask
+
+
+def sentences(n, length, vocab):
+    """Ids whose last row is padded after two tokens."""
+    ids = torch.randint(3, vocab, (n.b, length))
+    ids[-1, 2:] = PAD
+    return ids
+
+
+def scrambled(module):
+    """In float64, with no bias at zero and no gain at one, which would hide much."""
+    for parameter in module.parameters():
+        if parameter.dim() == 1:
+            nn.init.normal_(parameter, mean=0.5)
+    return module.double()
+
+
+def transformer_config(n, **fields):
+    if fields.get("positions") == "rotary":  # a head has pairs
+        n = n._replace(k=2 * n.k)
+    return transformer.TransformerConfig(**{
+        "src_vocab_size": n.src, "tgt_vocab_size": n.tgt, "d_model": n.h * n.k, "num_heads": n.h,
+        "d_ff": n.ff, "num_encoder_layers": n.layers, "num_decoder_layers": n.layers + 1,
+        "max_len": MAX_LEN, "norm_eps": NORM_EPS,
+        "dropout": 0.125, "attention_dropout": 0.25, "ffn_dropout": 0.5,
+    } | fields)  # fmt: skip
+
+
+# ---------------------------------------------------------------- masks
+
+
+def lengths(n):
+    return torch.tensor([0, n.s, n.t])[: n.b]
+
+
+@case("masks.padding_mask", oracles.padding_mask, gradients=False)
+def _(n):
+    return Case(
+        lambda ids: masks.padding_mask(ids, PAD), lambda ids: oracles.padding_mask(ids, PAD),
+        [sentences(n, n.s, n.src)],
+    )  # fmt: skip
+
+
+@case("masks.length_mask", oracles.valid_lens_mask, gradients=False)
+def _(n):
+    return Case(
+        lambda lens: masks.length_mask(lens, n.s),
+        lambda lens: oracles.valid_lens_mask(lens, n.s), [lengths(n)],
+    )  # fmt: skip
+
+
+@case("masks.valid_lens_mask", oracles.valid_lens_mask, gradients=False, rank=(1, 2))
+def _(n, rank):
+    lens = lengths(n) if rank == 1 else torch.randint(0, n.s + 1, (n.b, n.t))
+    return Case(
+        lambda lens: masks.valid_lens_mask(lens, n.s),
+        lambda lens: oracles.valid_lens_mask(lens, n.s), [lens],
+    )  # fmt: skip
+
+
+@case("masks.causal_mask", oracles.causal_mask, gradients=False, queries=(1, 5, 7))
+def _(n, queries):
+    return Case(
+        lambda _: masks.causal_mask(queries, n.s),
+        lambda _: oracles.causal_mask(queries, n.s), [normal(1)],
+    )  # fmt: skip
+
+
+@case("masks.window_mask", oracles.window_mask, gradients=False, queries=(5, 7),
+      left=(0, 3), right=(0, 1))  # fmt: skip
+def _(n, queries, left, right):
+    return Case(
+        lambda _: masks.window_mask(queries, n.s, left=left, right=right),
+        lambda _: oracles.window_mask(queries, n.s, left, right), [normal(1)],
+    )  # fmt: skip
+
+
+@case("masks.from_key_padding_mask", oracles.from_key_padding_mask, gradients=False)
+def _(n):
+    return Case(masks.from_key_padding_mask, oracles.from_key_padding_mask, [some(n.b, n.s)])
+
+
+@case("masks.to_additive", oracles.to_additive, gradients=False)
+def _(n):
+    # The number lends its dtype, which is that of the comparison.
+    return Case(
+        lambda mask, number: masks.to_additive(mask, number.dtype),
+        lambda mask, _: oracles.to_additive(mask), [some(n.b, n.s), normal(n.b)],
+    )  # fmt: skip
+
+
+@case("masks.from_additive", oracles.from_additive, gradients=False)
+def _(n):
+    mask = normal(n.b, n.s).sign().clamp(max=0) * math.inf
+    return Case(masks.from_additive, oracles.from_additive, [mask.nan_to_num(0, neginf=-math.inf)])
+
+
+# ---------------------------------------------------------------- attention and scores
+
+
+@case("functional.masked_softmax", oracles.softmax, masked=(True, False))
+def _(n, masked):
+    mask = some(n.b, n.t, n.s) if masked else torch.ones(n.b, n.t, n.s, dtype=torch.bool)
+    return Case(
+        lambda scores, m: functional.masked_softmax(scores, m if masked else None),
+        lambda scores, m: [oracles.softmax(*row) for row in zip(scores, m, strict=True)],
+        [4 * normal(n.b, n.t, n.s), mask],
+    )  # fmt: skip
+
+
+@case("functional.attention", oracles.attention, backend=BACKENDS,
+      kind=("mask", "causal", "both"), square=(False, True))  # fmt: skip
+def _(n, backend, kind, square):
+    t, scale = n.s if square else n.t, 0.3 if kind == "both" else None
+    mask = some(n.b, n.h, t, n.s) if kind != "causal" else torch.ones(n.b, n.h, t, n.s).bool()
+    future = torch.tensor(oracles.causal_mask(t, n.s)).logical_not()
+    allowed = mask if kind == "mask" else mask & ~future
+
+    def ours(q, k, v, *_):
+        given = {"mask": mask if kind != "causal" else None, "is_causal": kind != "mask"}
+        run = partial(functional.attention, q, k, v, **given, scale=scale, backend=backend)
+        return run(), *run(return_weights=True)
+
+    def oracle(*row):
+        heads = (oracles.attention(*head, scale) for head in zip(*row, strict=True))
+        outputs, maps = zip(*heads, strict=True)
+        return outputs, outputs, maps
+
+    inputs = [normal(n.b, n.h, t, n.k), normal(n.b, n.h, n.s, n.k), normal(n.b, n.h, n.s, n.v)]
+    return Case(ours, oracle, [*inputs, allowed])
+
+
+SCORES = {
+    "DotScore": oracles.dot,
+    "ScaledDotScore": oracles.scaled_dot_score,
+    "BilinearScore": oracles.bilinear_score,
+    "AdditiveScore": oracles.additive_score,
+}
+
+
+def make_score(name, d_query, d_key, hidden):
+    """The module, and how wide its keys are: for a dot product as wide as the queries."""
+    kind = getattr(scoring, name)
+    if name in ("DotScore", "ScaledDotScore"):
+        return kind(), d_query
+    widths = (d_query, d_key, hidden) if name == "AdditiveScore" else (d_query, d_key)
+    return kind(*widths).double(), d_key
+
+
+def bound(name, p):
+    return partial(SCORES[name], **({"p": p} if p else {}))
+
+
+def score_case(n, name, projected):
+    score, d_key = make_score(name, n.k, n.v, n.ff)
+
+    def ours(q, k):
+        return score.score_projected(q, score.project_key(k)) if projected else score(q, k)
+
+    return Case(
+        ours, lambda p, c, queries, keys: [[bound(name, p)(q, k) for k in keys] for q in queries],
+        [normal(n.b, n.t, n.k), normal(n.b, n.s, d_key)], score,
+    )  # fmt: skip
+
+
+for own in SCORES:
+    case(f"scoring.{own}", SCORES[own], projected=(False, True))(
+        lambda n, projected, own=own: score_case(n, own, projected)
+    )
+
+
+@case("scoring.attend", oracles.attend, name=SCORES)
+def _(n, name):
+    score, d_key = make_score(name, n.k, n.v, n.ff)
+    return Case(
+        lambda q, k, v, m: scoring.attend(score, q, k, v, m, return_weights=True),
+        lambda p, c, *row: oracles.attend(bound(name, p), *row),
+        [normal(n.b, n.t, n.k), normal(n.b, n.s, d_key), normal(n.b, n.s, n.ff),
+         some(n.b, n.t, n.s)],
+        score,
+    )  # fmt: skip
+
+
+@case("multihead.MultiHeadAttention", oracles.multi_head, backend=BACKENDS,
+      kind=("self", "cross", "apart", "rotary", "additive"))  # fmt: skip
+def _(n, backend, kind):
+    width = 2 * n.k if kind == "rotary" else n.k
+    module = multihead.MultiHeadAttention(
+        n.h * width, n.h, dropout=0.25, backend=backend, bias=kind != "apart",
+        scorer=scoring.AdditiveScore(width, width, n.ff) if kind == "additive" else None,
+    )
+    module.rotary = positions.RotaryPositions(width, MAX_LEN) if kind == "rotary" else None
+    own = kind in ("self", "rotary")
+    sizes = [n.t] if own else [n.t, n.s] if kind != "apart" else [n.t, n.s, n.s]
+
+    def oracle(p, c, *row):
+        *x, mask = row
+        score = bound("AdditiveScore", oracles.part(p, "scorer")) if kind == "additive" else None
+        turn = oracles.rotate if kind == "rotary" else None
+        query, key, value = x[0], x[min(1, len(x) - 1)], x[-1]
+        output, maps = oracles.multi_head(
+            p, n.h, query, key, value, mask, c.dropout, turn, score
+        )
+        return output, output, maps
+
+    def ours(*inputs):
+        *x, mask = inputs
+        run = partial(module, *x, mask=mask, rotary=module.rotary)
+        return run(), *run(return_weights=True)
+
+    mask = some(n.b, n.t, sizes[-1])
+    return Case(
+        ours, oracle, [*(normal(n.b, size, n.h * width) for size in sizes), mask],
+        scrambled(module), SimpleNamespace(dropout=0.25),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- kernels
+
+
+def elementwise(name):
+    def build(n):
+        points = normal(n.b, n.s)
+        if n == PRIMES:  # its corners, where there is no derivative
+            points[0] = torch.tensor([-3.0, -1.0, -0.5, 0.0, 0.75, 1.0, 1.5])
+        kernel = getattr(oracles, name)
+        return Case(getattr(pooling, name), lambda row: [kernel(u) for u in row], [points])
+
+    return build
+
+
+for own in pooling.KERNELS:
+    case(f"pooling.{own}", getattr(oracles, own), gradients=own != "boxcar")(elementwise(own))
+
+
+@case("pooling.leave_one_out_mask", oracles.leave_one_out_mask, gradients=False)
+def _(n):
+    return Case(
+        lambda _: pooling.leave_one_out_mask(n.s).unsqueeze(0),
+        lambda _: oracles.leave_one_out_mask(n.s), [normal(1)],
+    )  # fmt: skip
+
+
+@case("pooling.nadaraya_watson", oracles.nadaraya_watson, kernel=pooling.KERNELS)
+def _(n, kernel):
+    return Case(
+        lambda *x: pooling.nadaraya_watson(*x[:3], kernel, 0.75, mask=x[3], return_weights=True),
+        lambda *x: oracles.nadaraya_watson(*x[:3], getattr(oracles, kernel), 0.75, x[3]),
+        [normal(n.b, n.t), normal(n.b, n.s), normal(n.b, n.s), some(n.b, n.t, n.s)],
+    )  # fmt: skip
+
+
+@case("pooling.KernelRegression", oracles.nadaraya_watson, alone=(False, True),
+      kernel=("gaussian", "triangle", "epanechnikov"))  # fmt: skip
+def _(n, alone, kernel):
+    module = pooling.KernelRegression(0.75, kernel)
+
+    def oracle(p, c, x, keys, values):
+        mask = oracles.leave_one_out_mask(n.s) if alone else [[True] * n.s] * n.t
+        width = math.exp(p["log_width"])
+        return oracles.nadaraya_watson(x, keys, values, getattr(oracles, kernel), width, mask)
+
+    return Case(
+        lambda *x: module(*x, leave_one_out=alone, return_weights=True), oracle,
+        [normal(n.b, n.s if alone else n.t), normal(n.b, n.s), normal(n.b, n.s)], module.double(),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- positions
+
+
+@case("positions.sinusoidal_table", oracles.sinusoidal_table, gradients=False, width=(1, 11, 14))
+def _(n, width):
+    return Case(
+        lambda x: positions.sinusoidal_table(MAX_LEN, width, x.dtype).unsqueeze(0),
+        lambda _: oracles.sinusoidal_table(MAX_LEN, width), [normal(1)],
+    )  # fmt: skip
+
+
+def added(n, kind, offset):
+    module = getattr(positions, kind)(n.k, MAX_LEN)
+
+    def oracle(p, c, x):
+        table = p.get("weight") or oracles.sinusoidal_table(MAX_LEN, n.k)
+        return [oracles.add(row, table[t]) for t, row in enumerate(x, offset)]
+
+    return Case(lambda x: module(x, offset), oracle, [normal(n.b, n.t, n.k)], module.double())
+
+
+for own in ("SinusoidalPositions", "LearnedPositions"):
+    case(f"positions.{own}", oracles.sinusoidal_table, offset=(0, 7))(
+        lambda n, offset, own=own: added(n, own, offset)
+    )
+
+
+@case("positions.RotaryPositions", oracles.rotate, offset=(0, 7))
+def _(n, offset):
+    module = positions.RotaryPositions(2 * n.k, MAX_LEN)
+    return Case(
+        lambda x: module(x, offset),
+        lambda p, c, heads: [
+            [oracles.rotate(row, t) for t, row in enumerate(x, offset)] for x in heads
+        ],
+        [normal(n.b, n.h, n.t, 2 * n.k)], module.double(),
+    )
+
+
+# ---------------------------------------------------------------- layers and Transformer
+
+KINDS = {
+    "post": {},
+    "pre": {
+        "positions": "learned", "norm_first": True, "activation": "gelu", "scale_embeddings": False,
+        "tie_embeddings": "none",
+    },
+    "bert": {"positions": "none", "embedding_norm": True, "num_token_types": 2},
+    "rotary": {"positions": "rotary", "norm_first": True},
+}  # fmt: skip
+
+
+@case("layers.Embeddings", oracles.embeddings, kind=KINDS, offset=(0, 7))
+def _(n, kind, offset):
+    config = transformer_config(n, **KINDS[kind])
+    module = layers.Embeddings(n.src, config, config.num_token_types)
+    return Case(
+        lambda ids: module(ids, offset),
+        lambda p, c, ids: oracles.embeddings(p, c, ids, offset), [sentences(n, n.t, n.src)],
+        scrambled(module), config,
+    )  # fmt: skip
+
+
+@case("layers.FeedForward", oracles.feed_forward, activation=("relu", "gelu"))
+def _(n, activation):
+    module = layers.FeedForward(n.k, n.ff, 0.5, activation)
+    return Case(
+        module, lambda p, c, x: [oracles.feed_forward(p, t, activation, c.dropout) for t in x],
+        [normal(n.b, n.t, n.k)], scrambled(module), SimpleNamespace(dropout=0.5),
+    )  # fmt: skip
+
+
+@case("layers.AddNorm", oracles.add_norm, norm_first=(False, True))
+def _(n, norm_first):
+    config = transformer_config(n, norm_first=norm_first)
+    module = layers.AddNorm(config)
+    return Case(
+        lambda x: module(x, torch.sin),
+        lambda p, c, x: oracles.add_norm(p, c, x, lambda h: [[*map(math.sin, t)] for t in h]),
+        [normal(n.b, n.t, n.h * n.k)], scrambled(module), config,
+    )  # fmt: skip
+
+
+@case("layers.EncoderLayer", oracles.encoder_layer, backend=BACKENDS, kind=("post", "pre"))
+def _(n, backend, kind):
+    config = transformer_config(n, backend=backend, **KINDS[kind])
+    module = layers.EncoderLayer(config)
+    return Case(
+        module, lambda p, c, x, mask: oracles.encoder_layer(p, c, x, mask)[0],
+        [normal(n.b, n.s, n.h * n.k), some(n.b, n.s, n.s)], scrambled(module), config,
+    )  # fmt: skip
+
+
+@case("layers.DecoderLayer", oracles.decoder_layer, backend=BACKENDS, kind=("post", "pre"))
+def _(n, backend, kind):
+    config = transformer_config(n, backend=backend, **KINDS[kind])
+    module, d_model = layers.DecoderLayer(config), n.h * n.k
+    return Case(
+        lambda x, memory, m: module(x, module.cross_attention.project_key_value(memory), m),
+        lambda p, c, x, memory, m: oracles.decoder_layer(p, c, x, memory, m)[0],
+        [normal(n.b, n.t, d_model), normal(n.b, n.s, d_model), some(n.b, n.t, n.s)],
+        scrambled(module), config,
+    )  # fmt: skip
+
+
+@case("transformer.Encoder", oracles.encoder, backend=BACKENDS, kind=("bert", "rotary"))
+def _(n, backend, kind):
+    config = transformer_config(n, backend=backend, **KINDS[kind])
+    module = transformer.Encoder(config)
+    return Case(
+        module, lambda p, c, ids, mask: oracles.encoder(p, c, ids, mask)[0],
+        [sentences(n, n.s, n.src), some(n.b, n.s, n.s)], scrambled(module), config,
+    )  # fmt: skip
+
+
+@case("transformer.Decoder", oracles.decoder, backend=BACKENDS, kind=("post", "pre"))
+def _(n, backend, kind):
+    config = transformer_config(n, backend=backend, **KINDS[kind])
+    module = transformer.Decoder(config)
+    return Case(
+        lambda ids, memory, mask: module(ids, module.project_memory(memory), mask),
+        lambda p, c, *row: oracles.decoder(p, c, *row)[0],
+        [sentences(n, n.t, n.tgt), normal(n.b, n.s, config.d_model), some(n.b, n.t, n.s)],
+        scrambled(module), config,
+    )  # fmt: skip
+
+
+def transformer_case(n, backend, kind, way):
+    config = transformer_config(n, backend=backend, **KINDS[kind])
+    model = scrambled(transformer.Transformer(config))
+
+    def ours(src, tgt):
+        if way == "whole":
+            return model(src, tgt)
+        if way == "packed":  # the logits of real targets alone, put where they belong
+            logits = model(src, tgt, tgt)
+            return logits.new_zeros(*tgt.shape, n.tgt).index_put((tgt != PAD,), logits)
+        if way == "maps":
+            maps = model.attention_maps(src, tgt)
+            return tuple(torch.stack(maps[name], 1) for name in ("encoder", "decoder", "cross"))
+        if way == "chunks":
+            with torch.no_grad():
+                cache = model.new_cache(src)
+                parts = tgt.split([2, 1, n.t - 3], 1)
+                return torch.cat([model.decode_cached(part, cache) for part in parts], 1)
+        step, order = model.stepper(src), torch.arange(n.b).flip(0)
+        found = [step(tgt[:, 0])]
+        step.select(order)  # the rows change places and change back
+        found.append(step(tgt[order, 1])[order])
+        step.select(order)
+        return torch.stack([*found, *(step(tgt[:, t]) for t in range(2, n.t))], 1)
+
+    def oracle(p, c, src, tgt):
+        logits, *maps = oracles.transformer(p, c, src, tgt)
+        if way == "maps":
+            return tuple(maps)
+        if way == "packed":
+            return [row if tgt[t] != PAD else [0.0] * n.tgt for t, row in enumerate(logits)]
+        return logits
+
+    inputs = [sentences(n, n.s, n.src), sentences(n, n.t, n.tgt)]
+    return Case(ours, oracle, inputs, model, config)
+
+
+case("transformer.Transformer", oracles.transformer, backend=BACKENDS, kind=KINDS,
+     way=("whole",))(transformer_case)  # fmt: skip
+case("transformer.Transformer", oracles.transformer, gradients=False, backend=BACKENDS,
+     kind=("rotary",), way=("packed", "maps", "chunks"))(transformer_case)  # fmt: skip
+case("transformer.TransformerStepper", oracles.transformer, gradients=False, backend=BACKENDS,
+     kind=("post", "rotary"), way=("steps",))(transformer_case)  # fmt: skip
+
+
+# ---------------------------------------------------------------- recurrent models
+
+RECURRENT = {
+    "one layer": {},
+    "deep": {"num_encoder_layers": 2, "num_decoder_layers": 3, "bidirectional": True},
+    "current": {"query_from": "current", "bidirectional": True},
+    "bilinear": {"scorer": "bilinear", "query_from": "current"},
+    "dot": {"scorer": "dot", "d_decoder": 2},
+    "scaled_dot": {"scorer": "scaled_dot", "d_decoder": 2, "num_decoder_layers": 2},
+}
+SCORERS = {
+    "additive": "AdditiveScore", "bilinear": "BilinearScore", "dot": "DotScore",
+    "scaled_dot": "ScaledDotScore",
+}  # fmt: skip
+
+
+def recurrent_model(n, name, kind):
+    fields = {"d_encoder": 2 * n.k, "d_decoder": n.v} | RECURRENT[kind]
+    if "dot" in kind:
+        fields["d_decoder"] = fields["d_encoder"]
+    config = recurrent.RecurrentConfig(
+        n.src, n.tgt, d_embed=n.ff, d_score=n.t, dropout=0.125, **fields
+    )
+    model = getattr(recurrent, name)(config)
+    for rnn in (module for module in model.modules() if isinstance(module, nn.GRU)):
+        assert rnn.dropout == (0.125 if rnn.num_layers > 1 else 0)
+        rnn.dropout = 0.0  # it acts out of sight
+    return scrambled(model), config
+
+
+def seq2seq_case(n, name, kind, way):
+    model, config = recurrent_model(n, name, kind)
+    attends = name == "AttentionSeq2Seq"
+
+    def ours(src, tgt):
+        if way == "maps":
+            return model.attention_maps(src, tgt)
+        if way == "whole":
+            return model(src, tgt)
+        step = model.stepper(src)
+        return torch.stack([step(token) for token in tgt.unbind(1)], 1)
+
+    def oracle(p, c, src, tgt):
+        score = bound(SCORERS[c.scorer], oracles.part(p, "scorer")) if attends else None
+        logits, maps = oracles.seq2seq(p, c, src, tgt, score)
+        return maps if way == "maps" else logits
+
+    inputs = [sentences(n, n.s, n.src), sentences(n, n.t, n.tgt)]
+    return Case(ours, oracle, inputs, model, config)
+
+
+@case("recurrent.RecurrentEncoder", oracles.recurrent_encoder, kind=("one layer", "deep"))
+def _(n, kind):
+    model, config = recurrent_model(n, "RecurrentEncoder", kind)
+    return Case(model, oracles.recurrent_encoder, [sentences(n, n.s, n.src)], model, config)
+
+
+case("recurrent.Seq2Seq", oracles.seq2seq, name=("Seq2Seq",), kind=("one layer", "deep"),
+     way=("whole",))(seq2seq_case)  # fmt: skip
+case("recurrent.AttentionSeq2Seq", oracles.seq2seq, name=("AttentionSeq2Seq",), kind=RECURRENT,
+     way=("whole",))(seq2seq_case)  # fmt: skip
+case("recurrent.AttentionSeq2Seq", oracles.seq2seq, gradients=False, name=("AttentionSeq2Seq",),
+     kind=RECURRENT, way=("maps",))(seq2seq_case)  # fmt: skip
+case("recurrent.RecurrentStepper", oracles.seq2seq, gradients=False, kind=("deep", "current"),
+     name=("Seq2Seq", "AttentionSeq2Seq"), way=("steps",))(
+    lambda n, kind, name, way: seq2seq_case(n, name, kind, way)
+)  # fmt: skip
+
+
+@case("optimization.token_loss", oracles.token_loss, smoothing=(0.0, 0.1, 0.7))
+def _(n, smoothing):
+    def ours(logits, targets):
+        pairs = zip(logits, targets, strict=True)
+        found = [optimization.token_loss(*pair, PAD, smoothing) for pair in pairs]
+        return tuple(torch.stack(numbers) for numbers in zip(*found, strict=True))
+
+    def oracle(logits, targets):
+        rows = zip(logits, targets, strict=True)
+        found = [oracles.token_loss(*row, PAD, smoothing) for row in rows]
+        return tuple(map(sum, zip(*found, strict=True)))
+
+    targets = torch.randint(0, n.tgt, (n.b, n.h, n.t))
+    return Case(ours, oracle, [normal(n.b, n.h, n.t, n.tgt), targets])
+
+
+# ---------------------------------------------------------------- the comparisons
+
+
+@pytest.fixture
+def visible_dropout(monkeypatch):
+    """Dropout of rate r multiplies by 1 + r, as in the oracles."""
+    kernel = F.scaled_dot_product_attention
+
+    def dropout(x, p=0.5, training=True, inplace=False):
+        return x * (1 + p) if training else x
+
+    def attention(*args, dropout_p=0.0, **options):
+        return kernel(*args, **options) * (1 + dropout_p)
+
+    monkeypatch.setattr(F, "dropout", dropout)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
+
+
+def expected(case, training=False):
+    """What the oracle says of each row, as tensors."""
+    lists = [(x.double() if x.is_floating_point() else x).tolist() for x in case.inputs]
+    rows = zip(*lists, strict=True)
+    if case.module is None:
+        found = [case.oracle(*row) for row in rows]
+    else:
+        parameters = case.module.named_parameters(remove_duplicate=False)
+        p = {name: value.double().tolist() for name, value in parameters}
+        c = SimpleNamespace(**vars(case.config)) if case.config else None
+        if c and not training:
+            c.dropout = c.attention_dropout = c.ffn_dropout = 0.0
+        found = [case.oracle(p, c, *row) for row in rows]
+    parts = zip(*found, strict=True) if isinstance(found[0], tuple) else [found]
+    return [torch.tensor(part, dtype=torch.float64) for part in map(list, parts)]
+
+
+def compare(case, answer, dtype, autocast=False):
+    """Run the case and compare each part of the answer."""
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        found = case.ours(*case.inputs)
+    found = found if isinstance(found, tuple) else (found,)
+    for ours, theirs in zip(found, answer, strict=True):
+        finite = theirs[theirs.isfinite()].abs()
+        largest = finite.max().item() if finite.numel() else 0.0
+        tolerance = ROUNDINGS * torch.finfo(dtype).eps * max(1.0, largest)
+        assert ours.shape == theirs.shape
+        torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=tolerance)
+
+
+def cast(case, dtype):
+    """Round inputs and parameters; the module itself, since the case's functions hold it."""
+    if case.module is not None:
+        case.module.to(dtype).eval()
+    inputs = [x.to(dtype) if x.is_floating_point() else x for x in case.inputs]
+    return case._replace(inputs=inputs)
+
+
+@pytest.mark.parametrize("build", CASES)
+def test_the_answer_is_the_formula(build, visible_dropout):
+    """To better than 1e-12: in evaluation, and in training with each dropout in its place."""
+    case = build(PRIMES)
+    for training in (False, True) if case.config else (False,):
+        if case.module is not None:
+            case.module.train(training)
+        compare(case, expected(case, training), torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("build", CASES)
+def test_narrow_types_are_near_the_formula(build, dtype):
+    """Of inputs and weights that are rounded already; those of float32 under autocast, too."""
+    case = cast(build(PRIMES), dtype)
+    answer = expected(case)
+    compare(case, answer, dtype)
+    for half in (torch.bfloat16, torch.float16) if dtype == torch.float32 else ():
+        compare(case, answer, half, autocast=True)
+
+
+@pytest.mark.parametrize("build", GRADIENTS)
+def test_gradients_are_the_derivatives(build, unchecked):
+    case = cast(build(FEW), torch.float64)
+    wanted = [x.requires_grad_() for x in case.inputs if x.is_floating_point()]
+    wanted += [] if case.module is None else case.module.parameters()
+    # The differences are taken by changing these tensors in place.
+    assert torch.autograd.gradcheck(lambda *_: case.ours(*case.inputs), wanted)
