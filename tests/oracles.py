@@ -91,8 +91,7 @@ def softmax(scores, allowed):
 def attend(score, query, key, value, mask, drop=0.0):
     """Output and weights: each query takes a mean of the values, weighted by its scores."""
     weights = [
-        softmax([score(q, k) for k in key], allowed)
-        for q, allowed in zip(query, mask, strict=True)
+        softmax([score(q, k) for k in key], allowed) for q, allowed in zip(query, mask, strict=True)
     ]
     return [times(1 + drop, weighted_sum(row, value)) for row in weights], weights
 
@@ -196,7 +195,9 @@ def rotate(vector, position):
     turned = []
     for j in range(half):
         angle = position / 10000 ** (2 * j / len(vector))
-        turned.append(complex(vector[j], vector[j + half]) * complex(math.cos(angle), math.sin(angle)))
+        turned.append(
+            complex(vector[j], vector[j + half]) * complex(math.cos(angle), math.sin(angle))
+        )
     return [z.real for z in turned] + [z.imag for z in turned]
 
 
@@ -272,8 +273,7 @@ def _layer(p, c, x, blocks):
 
     def network(h):
         return [
-            feed_forward(part(p, "feed_forward"), token, c.activation, c.ffn_dropout)
-            for token in h
+            feed_forward(part(p, "feed_forward"), token, c.activation, c.ffn_dropout) for token in h
         ]
 
     for i, sublayer in enumerate([*(attend_by(*block) for block in blocks), network]):
