@@ -44,7 +44,7 @@ MODULES = (
     decoding, optimization,
 )  # fmt: skip
 BACKENDS = functional.BACKENDS
-PAD, MAX_LEN = 0, 31
+PAD, OFFSET, MAX_LEN = 0, 7, 31
 NORM_EPS = 0.3  # as large as a variance, so that no norm can do without it
 # An answer may be off by so many epsilons of its type, times its largest number (or 1). At most 11
 # were seen, and 2 of a half, whose sums are wide: float32's roundings do not show in it.
@@ -154,11 +154,11 @@ def scrambled(module):
 
 def transformer_config(n, **fields):
     if fields.get("positions") == "rotary":  # a head has pairs
-        n = n._replace(k=2 * n.k)
+        n = n._replace(k=n.k + 1)
     return transformer.TransformerConfig(**{
         "src_vocab_size": n.src, "tgt_vocab_size": n.tgt, "d_model": n.h * n.k, "num_heads": n.h,
         "d_ff": n.ff, "num_encoder_layers": 1, "num_decoder_layers": n.layers,
-        "max_len": MAX_LEN, "norm_eps": NORM_EPS,
+        "max_len": n.s + OFFSET, "norm_eps": NORM_EPS,
         "dropout": 0.125, "attention_dropout": 0.25, "ffn_dropout": 0.5,
     } | fields)  # fmt: skip
 
@@ -292,7 +292,7 @@ def _(n, name):
 @case("multihead.MultiHeadAttention", oracles.multi_head, backend=BACKENDS,
       kind=("self", "cross", "apart", "rotary", "additive"))  # fmt: skip
 def _(n, backend, kind):
-    width = 2 * n.k if kind == "rotary" else n.k
+    width = n.k + 1 if kind == "rotary" else n.k
     module = multihead.MultiHeadAttention(
         n.h * width,
         n.h,
@@ -390,20 +390,20 @@ def added(n, kind, offset):
 
 
 for own in ("SinusoidalPositions", "LearnedPositions"):
-    case(f"positions.{own}", oracles.sinusoidal_table, offset=(0, 7))(
+    case(f"positions.{own}", oracles.sinusoidal_table, offset=(0, OFFSET))(
         lambda n, offset, own=own: added(n, own, offset)
     )
 
 
-@case("positions.RotaryPositions", oracles.rotate, offset=(0, 7))
+@case("positions.RotaryPositions", oracles.rotate, offset=(0, OFFSET))
 def _(n, offset):
-    module = positions.RotaryPositions(2 * n.k, MAX_LEN)
+    module = positions.RotaryPositions(n.k + 1, MAX_LEN)
     return Case(
         lambda x: module(x, offset),
         lambda p, c, heads: [
             [oracles.rotate(row, t) for t, row in enumerate(x, offset)] for x in heads
         ],
-        [normal(n.b, n.h, n.t, 2 * n.k)],
+        [normal(n.b, n.h, n.t, n.k + 1)],
         module.double(),
     )
 
@@ -421,7 +421,7 @@ KINDS = {
 }  # fmt: skip
 
 
-@case("layers.Embeddings", oracles.embeddings, kind=KINDS, offset=(0, 7))
+@case("layers.Embeddings", oracles.embeddings, kind=KINDS, offset=(0, OFFSET))
 def _(n, kind, offset):
     config = transformer_config(n, **KINDS[kind])
     module = layers.Embeddings(n.src, config, config.num_token_types)
@@ -484,7 +484,7 @@ def _(n, backend, kind):
     )  # fmt: skip
 
 
-@case("transformer.Decoder", oracles.decoder, backend=BACKENDS, kind=("rotary",))
+@case("transformer.Decoder", oracles.decoder, backend=BACKENDS, kind=("post",))
 def _(n, backend, kind):
     config = transformer_config(n, backend=backend, **KINDS[kind])
     module = transformer.Decoder(config)
