@@ -499,8 +499,9 @@ def transformer_case(n, backend, kind, way):
         if way == "whole":
             return model(src, tgt)
         if way == "packed":  # the logits of real targets alone, put where they belong
-            logits = model(src, tgt, tgt)
-            return logits.new_zeros(*tgt.shape, n.tgt).index_put((tgt != PAD,), logits)
+            targets = F.pad(tgt[:, 1:], (0, 1), value=PAD)
+            logits = model(src, tgt, targets)
+            return logits.new_zeros(*tgt.shape, n.tgt).index_put((targets != PAD,), logits)
         if way == "maps":
             maps = model.attention_maps(src, tgt)
             return tuple(torch.stack(maps[name], 1) for name in ("encoder", "decoder", "cross"))
@@ -521,7 +522,8 @@ def transformer_case(n, backend, kind, way):
         if way == "maps":
             return tuple(maps)
         if way == "packed":
-            return [row if tgt[t] != PAD else [0.0] * n.tgt for t, row in enumerate(logits)]
+            pairs = zip(logits, [*tgt[1:], PAD], strict=True)
+            return [row if target != PAD else [0.0] * n.tgt for row, target in pairs]
         return logits
 
     inputs = [sentences(n, n.s, n.src), sentences(n, n.t, n.tgt)]
@@ -537,7 +539,7 @@ case("transformer.Transformer", oracles.transformer, gradients=False, backend=BA
 case("transformer.Transformer", oracles.transformer, gradients=False, backend=BACKENDS,
      kind=("rotary",), way=("packed", "maps", "chunks"))(transformer_case)  # fmt: skip
 case("transformer.TransformerStepper", oracles.transformer, gradients=False, backend=BACKENDS,
-     kind=("rotary",), way=("steps",))(transformer_case)  # fmt: skip
+     kind=("pre",), way=("steps",))(transformer_case)  # fmt: skip
 
 
 # ---------------------------------------------------------------- recurrent models
