@@ -1,4 +1,4 @@
-"""Decoding against plain loops: greedy, sampling and beam search over tables of probabilities.
+"""Decoding over tables of probabilities: known cases, early stops, and every refusal.
 
 The models here are tables, so that every sentence's probability is known: `Markov` looks at the
 last token only, `Table` at everything before. Both are strict: they fail if they are fed words

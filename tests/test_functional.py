@@ -1,4 +1,4 @@
-"""Attention and its softmax: against loops, against PyTorch's kernel, and at the edges."""
+"""Attention and its softmax at the edges: the kernel taken, no key, dropout, every refusal."""
 
 import math
 

@@ -1,5 +1,4 @@
-"""Embeddings, feed-forward network, Add & Norm, encoder and decoder layer, against loops."""
-
+"""Embeddings and layers: how large they start, what they record, and every refusal."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Masks: every builder against a loop, both conventions, and every refusal."""
+"""Masks: how they combine, where they are built, and every refusal."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Multi-head attention: against loops, its symmetries, its cache, and every refusal."""
+"""Multi-head attention: its cache, shared keys, initial weights, and every refusal."""
 
 import copy
 import math

@@ -736,6 +736,7 @@ class Toy:
     def __call__(self, tokens):
         fed = zip(self.rows, tokens.tolist(), strict=True)
         self.rows = [(sentence, (*before, token)) for (sentence, before), token in fed]
+        assert all(not {PAD, BOS, EOS} & set(tokens[1:]) for _, tokens in self.rows)
         found = [probabilities(sentence, tokens[1:]) for sentence, tokens in self.rows]
         # Logits, not log-probabilities: each row is off by a number of its own.
         return torch.tensor(found, dtype=torch.float64).log() + tokens[:, None] / 2

@@ -1,4 +1,4 @@
-"""Kernel regression against loops, the softmax, and derivatives."""
+"""Kernel regression at the edges: far keys, no key, half precision, learned width, refusals."""
 
 import math
 

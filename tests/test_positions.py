@@ -1,4 +1,4 @@
-"""Positions: the formulas, offsets, what survives a cast, and every refusal."""
+"""Positions: what survives a cast, what is stored, and every refusal."""
 
 import copy
 

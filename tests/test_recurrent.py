@@ -1,4 +1,4 @@
-"""Recurrent models: plain loops, d2l's layers, padding, steps, gradients, refusals."""
+"""Recurrent models: steps, chunks and rows, the last state, d2l's decoder, refusals."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""The whole Transformer: against loops, blind to the future and to padding, cached and copied."""
+"""The whole Transformer: blind to the future and to padding, cached and copied."""
 
 import copy
 import subprocess
