@@ -1,21 +1,17 @@
-"""Attention and its softmax: against loops, against PyTorch's kernel, and at the edges."""
+"""Attention and its softmax at the edges: the kernel taken, no key, dropout, every refusal."""
 
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-import reference
 from src.functional import attention, masked_softmax
 
 BACKENDS = ("explicit", "sdpa")
 B, H, T, S, K, KV = 3, 2, 5, 7, 11, 13
 HALVES = (torch.float32, torch.bfloat16, torch.float16)
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
 def heads(dtype=torch.float64, num_queries=T, num_keys=S, width=KV):
@@ -45,64 +41,6 @@ def assert_close(ours, theirs, tolerance):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("scale", [None, 0.3])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_equals_the_loops(backend, scale):
-    inputs, mask = heads(), random_mask()
-    output = attention(*inputs, mask, scale=scale, backend=backend)
-    pairs = [
-        [
-            reference.attention(*(reference.nested(x[b, h]) for x in inputs), mask[b, 0], scale)
-            for h in range(H)
-        ]
-        for b in range(B)
-    ]
-    expected = reference.joined([[out for out, _ in row] for row in pairs])
-    assert_close(output, expected, 1e-12)
-    for ours, theirs in zip(grads(output, inputs), grads(expected, inputs), strict=True):
-        assert_close(ours, theirs, 1e-12)
-    _, weights = attention(*inputs, mask, scale=scale, backend=backend, return_weights=True)
-    assert_close(weights, reference.joined([[w for _, w in row] for row in pairs]), 1e-12)
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("masked", [True, False])
-def test_explicit_equals_the_fused_kernel(dtype, masked):
-    inputs, mask = heads(dtype), random_mask() if masked else None
-    ours = attention(*inputs, mask, backend="explicit")
-    theirs = F.scaled_dot_product_attention(*inputs, attn_mask=mask)
-    assert_close(ours, theirs, TOLERANCE[dtype])
-    for a, b in zip(grads(ours, inputs), grads(theirs, inputs), strict=True):
-        assert_close(a, b, TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize(("num_queries", "num_keys"), [(5, 5), (5, 7), (1, 7), (1, 1)])
-def test_backends_agree_on_causal_attention(dtype, masked, num_queries, num_keys):
-    inputs = heads(dtype, num_queries, num_keys)
-    mask = torch.rand(B, 1, 1, num_keys) > 0.3 if masked else None
-    outputs = [attention(*inputs, mask, is_causal=True, backend=b) for b in BACKENDS]
-    assert_close(*outputs, TOLERANCE[dtype])
-    for a, b in zip(*(grads(out, inputs) for out in outputs), strict=True):
-        assert_close(a, b, TOLERANCE[dtype])
-    causal = reference.causal(num_queries, num_keys).expand(B, 1, -1, -1)
-    allowed = causal if mask is None else causal & mask
-    assert_close(outputs[0], attention(*inputs, allowed, backend="sdpa"), TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("num_queries", "num_keys"), [(5, 5), (5, 7)])
-def test_returned_weights_are_causal_too(backend, num_queries, num_keys):
-    """The fused kernel returns no weights; the formula taken instead must not see the future."""
-    inputs = heads(num_queries=num_queries, num_keys=num_keys)
-    output, weights = attention(*inputs, is_causal=True, backend=backend, return_weights=True)
-    allowed = reference.causal(num_queries, num_keys)
-    assert bool((weights[..., ~allowed] == 0).all())
-    assert bool((weights[..., allowed] > 0).all())
-    assert_close(output, attention(*inputs, is_causal=True, backend=backend), 1e-12)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("causal", [False, True])
@@ -130,14 +68,6 @@ def test_any_number_of_leading_axes(backend, axes):
     flat = [x.reshape(-1, 1, *x.shape[-2:]) for x in (query, key, value, mask)]
     expected = F.scaled_dot_product_attention(*flat[:3], attn_mask=flat[3]).view(*axes, T, K)
     assert_close(output, expected, 1e-12)
-
-
-def test_gradients_are_those_of_finite_differences():
-    inputs = [x.detach()[:1, :1].requires_grad_() for x in heads(num_queries=2, num_keys=3)]
-    mask = torch.tensor([[True, False, True], [False, False, False]]).view(1, 1, 2, 3)
-    assert torch.autograd.gradcheck(
-        lambda q, k, v: attention(q, k, v, mask, backend="explicit"), inputs
-    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -254,33 +184,6 @@ def test_half_precision_softmax_runs_in_float32(dtype):
     weights = masked_softmax(scores)
     assert weights.dtype == dtype
     assert torch.equal(weights, scores.float().softmax(-1).to(dtype))
-
-
-ROWS = st.integers(1, 5).flatmap(
-    lambda n: st.tuples(
-        st.lists(
-            st.lists(st.floats(-60, 60, width=32), min_size=n, max_size=n), min_size=1, max_size=4
-        ),
-        st.lists(st.booleans(), min_size=n, max_size=n),
-    )
-)
-
-
-@settings(deadline=None)
-@given(ROWS, st.floats(-50, 50), st.randoms(use_true_random=False))
-def test_softmax_properties(rows, shift, random):
-    """Rows sum to 1 or 0; a shift changes nothing; permuted keys give permuted weights."""
-    values, allowed = rows
-    scores = torch.tensor(values, dtype=torch.float64)
-    mask = torch.tensor(allowed).unsqueeze(0)
-    weights = masked_softmax(scores, mask)
-    assert bool((weights >= 0).all()) and bool((weights[:, ~mask[0]] == 0).all())
-    expected = torch.full((len(values),), float(any(allowed)), dtype=torch.float64)
-    assert_close(weights.sum(-1), expected, 1e-12)
-    assert_close(masked_softmax(scores + shift, mask), weights, 1e-12)
-    order = list(range(len(allowed)))
-    random.shuffle(order)
-    assert_close(masked_softmax(scores[:, order], mask[:, order]), weights[:, order], 1e-12)
 
 
 def three(*shapes):

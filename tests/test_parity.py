@@ -15,11 +15,9 @@ from transformers import LlamaConfig, MarianConfig, MarianMTModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from src import interop
-from src.config import TransformerConfig
 from src.decoding import beam_search, greedy
-from src.layers import AddNorm, FeedForward
 from src.masks import causal_mask, from_key_padding_mask, padding_mask, valid_lens_mask
-from src.positions import RotaryPositions, SinusoidalPositions, sinusoidal_table
+from src.positions import RotaryPositions, sinusoidal_table
 
 B, T, S, H, K, FF = 3, 5, 7, 2, 11, 13
 D = H * K
@@ -206,28 +204,6 @@ def test_transformer_on_pytorchs_fast_path(norm_first):
     close(ours(src, tgt), torch_forward(theirs, src, tgt), 1e-10)
 
 
-@precisions
-def test_attention_maps_equal_those_of_torch_nn(dtype, tolerance):
-    """The weights of the first encoder and decoder layer, from torch.nn's own attention."""
-    theirs, (src, tgt) = torch_transformer(False, dtype), batch()
-    ours = converted(theirs, "sdpa").eval()
-    maps = ours.attention_maps(src, tgt)
-    ignored, core = src == 0, theirs["core"]
-
-    def weights(attention, query, key, **masks):
-        return attention(query, key, key, average_attn_weights=False, **masks)[1]
-
-    x = ours.encoder.embeddings(src)
-    first = core.encoder.layers[0].self_attn
-    close(maps["encoder"][0], weights(first, x, x, key_padding_mask=ignored), tolerance)
-    y, layer = ours.decoder.embeddings(tgt), core.decoder.layers[0]
-    future = ~causal_mask(T)[0]
-    close(maps["decoder"][0], weights(layer.self_attn, y, y, attn_mask=future), tolerance)
-    h = layer.norm1(y + layer.self_attn(y, y, y, attn_mask=future)[0])
-    cross = weights(layer.multihead_attn, h, ours.encode(src), key_padding_mask=ignored)
-    close(maps["cross"][0], cross, tolerance)
-
-
 # ---- d2l
 
 
@@ -265,37 +241,6 @@ def test_d2l_encoder_block(bias, dtype, tolerance):
         ours(x, valid_lens_mask(lens, S)), theirs(x.clone(), lens.clone()), [x], (ours, theirs),
         lambda grads: d2l_names(grads, "attention."), tolerance,
     )
-
-
-@precisions
-def test_d2l_feed_forward(dtype, tolerance):
-    theirs = scrambled(d2l.PositionWiseFFN(D, FF, D), dtype)
-    ours, x = FeedForward(D, FF).to(dtype), tokens(T, dtype)
-    names = {"dense1.": "inner.", "dense2.": "outer."}
-    ours.load_state_dict(interop._renamed(theirs.state_dict(), names))
-    compare(
-        ours(x), theirs(x.clone()), [x], (ours, theirs),
-        lambda grads: interop._renamed(grads, names), tolerance,
-    )
-
-
-@precisions
-def test_d2l_add_norm(dtype, tolerance):
-    theirs = scrambled(d2l.AddNorm([D], 0.0), dtype)
-    ours = AddNorm(TransformerConfig(17, 19, d_model=D, num_heads=H, dropout=0.0)).to(dtype)
-    names = {"ln.": "norm."}
-    ours.load_state_dict(interop._renamed(theirs.state_dict(), names))
-    x, y = tokens(T, dtype), tokens(T, dtype)
-    compare(
-        ours(x, lambda _: y), theirs(x.clone(), y.clone()), [x, y], (ours, theirs),
-        lambda grads: interop._renamed(grads, names), tolerance,
-    )
-
-
-def test_d2l_positions():
-    theirs = d2l.PositionalEncoding(D, 0.0, 100).eval()
-    x = torch.randn(B, 97, D)
-    close(SinusoidalPositions(D, 100)(x), theirs(x.clone()), 1e-5)
 
 
 # ---- Hugging Face

@@ -1,4 +1,4 @@
-"""Recurrent models: plain loops, d2l's layers, padding, steps, gradients, refusals."""
+"""Recurrent models: steps, chunks and rows, the last state, d2l's decoder, refusals."""
 
 import copy
 import json
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from src.decoding import StepFunction, beam_search, greedy
+from src.decoding import beam_search, greedy
 from src.recurrent import (
     AttentionSeq2Seq,
     DecoderState,
@@ -50,118 +50,6 @@ def batch():
 # The formulas, written out for one sentence at a time
 
 
-def gru_step(rnn, suffix, x, h):
-    """One step of a GRU layer as torch documents it: reset, update and new gate."""
-    w_x, w_h = getattr(rnn, f"weight_ih_{suffix}"), getattr(rnn, f"weight_hh_{suffix}")
-    b_x, b_h = getattr(rnn, f"bias_ih_{suffix}"), getattr(rnn, f"bias_hh_{suffix}")
-    n = len(h)
-    xs, hs = w_x @ x + b_x, w_h @ h + b_h
-    reset = torch.sigmoid(xs[:n] + hs[:n])
-    update = torch.sigmoid(xs[n : 2 * n] + hs[n : 2 * n])
-    new = torch.tanh(xs[2 * n :] + reset * hs[2 * n :])
-    return (1 - update) * new + update * h
-
-
-def read_layer(rnn, suffix, inputs):
-    h, states = inputs[0].new_zeros(rnn.hidden_size), []
-    for x in inputs:
-        h = gru_step(rnn, suffix, x, h)
-        states.append(h)
-    return states
-
-
-def encode(model, ids):
-    """States of the top layer, and the last state."""
-    rnn, states = model.encoder.rnn, [model.encoder.embedding.weight[i] for i in ids]
-    for layer in range(rnn.num_layers):
-        forth = read_layer(rnn, f"l{layer}", states)
-        last = forth[-1]
-        if rnn.bidirectional:
-            back = read_layer(rnn, f"l{layer}_reverse", states[::-1])[::-1]
-            last = torch.cat([forth[-1], back[0]])
-            forth = [torch.cat(both) for both in zip(forth, back, strict=True)]
-        states = forth
-    return states, last
-
-
-def score(scorer, query, key):
-    name = type(scorer).__name__
-    if name == "AdditiveScore":
-        hidden = torch.tanh(scorer.query_proj.weight @ query + scorer.key_proj.weight @ key)
-        return (scorer.output.weight @ hidden)[0]
-    if name == "BilinearScore":
-        return query @ scorer.weight @ key
-    return query @ key / (len(query) ** 0.5 if name == "ScaledDotScore" else 1)
-
-
-def reference(model, ids, tgt):
-    """Logits (T, V) and weights (T, S) of one sentence, token by token, from the formulas."""
-    config = model.config
-    states, last = encode(model, ids)
-    first = torch.tanh(model.bridge.weight @ last + model.bridge.bias)
-    hidden = list(first.view(config.num_decoder_layers, config.d_decoder))
-
-    def ask():
-        if not hasattr(model, "scorer"):
-            return last, None
-        exps = torch.stack([score(model.scorer, hidden[-1], state) for state in states]).exp()
-        weights = exps / exps.sum()
-        return sum(w * state for w, state in zip(weights, states, strict=True)), weights
-
-    logits, maps = [], []
-    context, weights = ask()
-    for token in tgt:
-        x = torch.cat([model.embedding.weight[token], context])
-        for layer in range(config.num_decoder_layers):
-            hidden[layer] = x = gru_step(model.rnn, f"l{layer}", x, hidden[layer])
-        new_context, new_weights = ask()
-        use_new = config.query_from == "current"
-        read = torch.cat([hidden[-1], new_context if use_new else context])
-        logits.append(model.output.weight @ read + model.output.bias)
-        maps.append(new_weights if use_new else weights)
-        context, weights = new_context, new_weights
-    return torch.stack(logits), None if weights is None else torch.stack(maps)
-
-
-@variants
-def test_forward_is_the_formula(kind, over):
-    model = make(kind, over)
-    src, tgt = batch()
-    logits = model(src, tgt)
-    assert logits.shape == (3, 5, 19)
-    for row, length in enumerate((7, 4, 1)):
-        expected, _ = reference(model, src[row, :length], tgt[row])
-        torch.testing.assert_close(logits[row], expected, rtol=0, atol=1e-12)
-
-
-@variants
-def test_gradients_are_those_of_the_formula(kind, over):
-    model = make(kind, over)
-    src, tgt = batch()
-    factor = torch.randn(3, 5, 19, dtype=torch.float64)
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    got = torch.autograd.grad((model(src, tgt) * factor).sum(), parameters)
-    total = sum(
-        (reference(model, src[row, :length], tgt[row])[0] * factor[row]).sum()
-        for row, length in enumerate((7, 4, 1))
-    )
-    expected = torch.autograd.grad(total, parameters)
-    for name, g, e in zip(names, got, expected, strict=True):
-        torch.testing.assert_close(g, e, rtol=1e-10, atol=1e-11, msg=name)
-        assert g.abs().sum() > 0, name  # every parameter learns
-
-
-@variants
-def test_teacher_forcing_is_step_by_step(kind, over):
-    model = make(kind, over)
-    src, tgt = batch()
-    step = model.stepper(src)
-    assert isinstance(step, StepFunction)
-    stepped = torch.stack([step(tgt[:, t]) for t in range(5)], dim=1)
-    torch.testing.assert_close(stepped, model(src, tgt), rtol=0, atol=1e-12)
-    assert not stepped.requires_grad
-
-
 @variants
 def test_chunks_are_the_whole_and_leave_the_state_alone(kind, over):
     model = make(kind, over)
@@ -188,17 +76,6 @@ def test_selected_rows_go_on_as_if_alone(kind, over):
 
 
 @variants
-def test_more_padding_changes_nothing(kind, over):
-    model = make(kind, over).float()
-    src, tgt = batch()
-    wider = nn.functional.pad(src, (0, 4))
-    torch.testing.assert_close(model(wider, tgt), model(src, tgt), rtol=0, atol=1e-6)
-    for row, length in enumerate((7, 4, 1)):
-        alone = model(src[row : row + 1, :length], tgt[row : row + 1])
-        torch.testing.assert_close(model(wider, tgt)[row], alone[0], rtol=0, atol=1e-6)
-
-
-@variants
 def test_the_future_of_the_target_leaves_the_past_alone(kind, over):
     model = make(kind, over).train()
     src, tgt = batch()
@@ -218,23 +95,6 @@ def test_the_last_state_is_the_one_at_the_true_last_token():
     # A pad id inside a sentence ends nothing: the last real token counts.
     src[1, 2] = 0
     assert torch.equal(*(x[1] for x in (encoder(src)[1], encoder(src)[0][:, 3])))
-
-
-@pytest.mark.parametrize("num_layers", [1, 2])
-def test_encoder_equals_d2l(num_layers):
-    d2l = pytest.importorskip("d2l.torch", reason="d2l is not installed")
-    ours = RecurrentEncoder(
-        RecurrentConfig(17, 19, d_embed=5, d_encoder=11, num_encoder_layers=num_layers, dropout=0.0)
-    )
-    theirs = d2l.Seq2SeqEncoder(17, 5, 11, num_layers)
-    theirs.embedding.load_state_dict(ours.embedding.state_dict())
-    theirs.rnn.load_state_dict(ours.rnn.state_dict())
-    src = torch.randint(3, 17, (3, 7))
-    states, last = ours(src)
-    their_states, their_hidden = theirs(src)
-    # Time comes first there, and the state of every layer is handed on.
-    torch.testing.assert_close(states, their_states.transpose(0, 1), rtol=0, atol=1e-6)
-    torch.testing.assert_close(last, their_hidden[-1], rtol=0, atol=1e-6)
 
 
 def test_decoder_equals_one_made_of_d2l_layers():
@@ -273,34 +133,6 @@ def test_decoder_equals_one_made_of_d2l_layers():
 # Attention
 
 
-@variants
-def test_attention_maps_are_the_weights_of_the_formula(kind, over):
-    if kind is Seq2Seq:
-        assert not hasattr(make(kind, over), "attention_maps")
-        return
-    model = make(kind, over)
-    src, tgt = batch()
-    maps = model.attention_maps(src, tgt)
-    assert maps.shape == (3, 5, 7) and not maps.requires_grad
-    torch.testing.assert_close(maps.sum(-1), torch.ones(3, 5).double(), rtol=0, atol=1e-12)
-    for row, length in enumerate((7, 4, 1)):
-        assert not maps[row, :, length:].any()  # exactly nothing on padding
-        _, expected = reference(model, src[row, :length], tgt[row])
-        torch.testing.assert_close(maps[row, :, :length], expected, rtol=0, atol=1e-12)
-
-
-def test_both_queries_run_one_recurrence():
-    """The context that step t's state asks for enters step t + 1 either way."""
-    previous = make(AttentionSeq2Seq, {})
-    current = make(AttentionSeq2Seq, {"query_from": "current"})
-    current.load_state_dict(previous.state_dict())
-    src, tgt = batch()
-    assert torch.equal(
-        current.attention_maps(src, tgt)[:, :-1], previous.attention_maps(src, tgt)[:, 1:]
-    )
-    assert not torch.allclose(current(src, tgt), previous(src, tgt))
-
-
 def test_keys_are_projected_once():
     model = make(AttentionSeq2Seq, {})
     calls = []
@@ -312,30 +144,6 @@ def test_keys_are_projected_once():
     for t in range(5):
         step(tgt[:, t])
     assert len(calls) == 2
-
-
-@pytest.mark.parametrize("scorer", ["additive", "bilinear", "dot", "scaled_dot"])
-def test_projected_keys_score_alike(scorer):
-    module = make(AttentionSeq2Seq, {"scorer": scorer, "d_decoder": 14}).scorer
-    query, key = torch.randn(2, 3, 14).double(), torch.randn(2, 5, 14).double()
-    projected = module.score_projected(query, module.project_key(key))
-    assert torch.equal(projected, module(query, key))
-
-
-@variants
-def test_every_source_token_reaches_every_step(kind, over):
-    """With attention by a short path; without it through the last state alone."""
-    model = make(kind, over)
-    src, tgt = batch()
-    model.encoder.embedding.weight.requires_grad_(False)
-    embedded = []
-    model.encoder.dropout.register_forward_hook(
-        lambda *parts: embedded.append(parts[2].requires_grad_()) or embedded[-1]
-    )
-    logits = model(src, tgt)
-    for t in range(5):
-        (grad,) = torch.autograd.grad(logits[0, t].square().sum(), embedded[0], retain_graph=True)
-        assert (grad[0].abs().sum(-1) > 0).all() and not grad[1:].any()
 
 
 # Decoding

@@ -1,7 +1,6 @@
-"""The whole Transformer: against loops, blind to the future and to padding, cached and copied."""
+"""The whole Transformer: blind to the future and to padding, cached and copied."""
 
 import copy
-import math
 import subprocess
 import sys
 
@@ -10,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import reference
 from src.cache import DecoderCache
 from src.config import TransformerConfig
 from src.masks import padding_mask
@@ -50,65 +48,6 @@ def batch():
 def close(ours, theirs, tolerance=1e-10):
     assert ours.shape == theirs.shape
     torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
-
-
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_equals_the_loops(norm_first):
-    model = make(d_model=6, num_encoder_layers=1, num_decoder_layers=1, norm_first=norm_first)
-    src, tgt = torch.tensor([[3, 4, 9], [11, 5, 0]]), torch.tensor([[1, 7], [1, 18]])
-
-    def embed(stack, ids):
-        table = stack.embeddings.tokens.weight
-        rows = [
-            [
-                [
-                    table[token, c] * math.sqrt(6) + reference.sinusoid(t, c, 6)
-                    for c in range(6)
-                ]
-                for t, token in enumerate(row)
-            ]
-            for row in ids.tolist()
-        ]
-        return reference.joined(rows)
-
-    def finish(stack, x):
-        return reference.layer_norm(stack.norm, x) if norm_first else x
-
-    real = (src != 0).unsqueeze(1)
-    memory = reference.encoder_layer(
-        model.encoder.layers[0], embed(model.encoder, src), real.expand(-1, 3, -1), norm_first
-    )
-    memory = finish(model.encoder, memory)
-    causal = reference.causal(2, 2).expand(2, -1, -1)
-    x = reference.decoder_layer(
-        model.decoder.layers[0], embed(model.decoder, tgt), memory, causal,
-        real.expand(-1, 2, -1), norm_first,
-    )
-    output = reference.nested(model.output.weight)
-    expected = reference.joined([
-        [reference.linear(token, output, None) for token in row]
-        for row in reference.nested(finish(model.decoder, x))
-    ])
-    close(model(src, tgt), expected, 1e-12)
-    factor, wanted = torch.randn_like(expected), list(model.parameters())
-    ours = torch.autograd.grad((model(src, tgt) * factor).sum(), wanted)
-    theirs = torch.autograd.grad((expected * factor).sum(), wanted)
-    for a, b in zip(ours, theirs, strict=True):
-        close(a, b, 1e-11)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-@pytest.mark.parametrize(("positions", "norm_first"), KINDS)
-def test_backends_agree(positions, norm_first, dtype, tolerance):
-    src, tgt = batch()
-    results = []
-    for backend in ("explicit", "sdpa"):
-        model = make(dtype, positions=positions, norm_first=norm_first, backend=backend)
-        logits = model(src, tgt)
-        loss = logits.log_softmax(-1).mean()
-        results.append((logits, *torch.autograd.grad(loss, list(model.parameters()))))
-    for ours, theirs in zip(*results, strict=True):
-        close(ours, theirs, tolerance)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -251,27 +190,6 @@ def test_a_backward_pass_through_a_cache_raises():
         torch.cat(logits, 1).sum().backward()
 
 
-def test_attention_maps():
-    model, (src, tgt) = make(), batch()
-    maps = model.attention_maps(src, tgt)
-    assert {name: len(layers) for name, layers in maps.items()} == {
-        "encoder": LAYERS, "decoder": LAYERS + 1, "cross": LAYERS + 1,
-    }
-    real = padding_mask(src, 0).unsqueeze(1)
-    for name, shape in (("encoder", (S, S)), ("decoder", (T, T)), ("cross", (T, S))):
-        for weights in maps[name]:
-            assert weights.shape == (B, H, *shape) and not weights.requires_grad
-            close(weights.sum(-1), torch.ones(B, H, shape[0], dtype=torch.float64), 1e-12)
-            if name == "decoder":
-                assert bool((weights.triu(1) == 0).all())
-                assert bool((weights[..., 2, :3] > 0).all())
-            else:
-                assert bool((weights.masked_select(~real.expand_as(weights)) == 0).all())
-    assert maps["encoder"][0].equal(
-        make(backend="explicit").attention_maps(src, tgt)["encoder"][0]
-    )
-
-
 def test_encoder_states_are_recorded():
     model, (src, _) = make(norm_first=True), batch()
     states = []
@@ -308,23 +226,6 @@ def test_copies_and_state_dicts_keep_answers_and_ties(tie, tmp_path):
         close(twin(src, tgt), model(src, tgt), 1e-5)
     assert torch.equal(fresh(src, tgt), model(src, tgt))
     assert torch.equal(copy.deepcopy(model)(src, tgt), model(src, tgt))
-
-
-def test_dropout_while_training_only():
-    model, (src, tgt) = make(torch.float32, dropout=0.3), batch()
-    assert not torch.equal(model(src, tgt), model(src, tgt))
-    model.eval()
-    assert torch.equal(model(src, tgt), model(src, tgt))
-    close(model(src, tgt), make(torch.float32)(src, tgt), 1e-6)
-
-
-def test_half_precision_keeps_positions_apart():
-    """In bfloat16 a table of angles would repeat itself from position 256 on."""
-    model = make(max_len=600, positions="sinusoidal").to(torch.bfloat16)
-    assert model.encoder.embeddings.positions.table.dtype == torch.float32
-    src, tgt = batch()
-    assert model(src, tgt).dtype == torch.bfloat16
-    close(model(src, tgt).double(), make(max_len=600)(src, tgt), 0.3)
 
 
 @pytest.mark.parametrize(
