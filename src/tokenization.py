@@ -146,14 +146,14 @@ class Tokenizer(ABC):
         return ids
 
 
-# French verbs carry their pronoun on a hyphen: donnez-moi, est-ce, a-t-il, celui-ci.
-_PRONOUN = (
-    r"-(?:t-)?(?:je|tu|ils?|elles?|on|nous|vous|ce|moi|toi|lui|leur|les?|la|là|ci|y|en)"
-    r"(?!\w)"
-)
 # Chinese and Japanese set no spaces, so each of their characters is a token.
 _CJK = r"[\p{Han}\p{Hiragana}\p{Katakana}ー]"
 _LETTER = rf"(?:(?!{_CJK})\w)"
+# French verbs carry their pronoun on a hyphen: donnez-moi, est-ce, a-t-il, celui-ci.
+_PRONOUN = (
+    r"-(?:t-)?(?:je|tu|ils?|elles?|on|nous|vous|ce|moi|toi|lui|leur|les?|la|là|ci|y|en)"
+    rf"(?!{_LETTER})"
+)
 _TOKEN = re.compile(
     r"(?:[cdjlmnst]|(?:jusqu|lorsqu|puisqu|quoiqu|qu))'(?=\w)"  # elision: l'eau, qu'il
     rf"|(?<=\w){_PRONOUN}"

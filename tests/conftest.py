@@ -21,8 +21,9 @@ import torch
 
 matplotlib.use("Agg")
 torch.set_num_threads(1)
-# A busy machine is no fault of the code.
-hypothesis.settings.register_profile("untimed", deadline=None)
+# A busy machine is no fault of the code, and what fails once shall fail again.
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=100, derandomize=True)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile("untimed")
 
 

@@ -4,8 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from src import data
 from src.data import (
@@ -94,38 +92,8 @@ def test_content_filter_matches_whole_words(language, word, longer):
 
 # --- the split ---------------------------------------------------------------------------------
 
-# Few distinct sentences, so that they repeat, meet through others, and differ by case only.
-_sentences = st.sampled_from(
-    ["a", "A!", "b", "b c", "B  C.", "d", "e?", "é", "E\u0301", "f", "!", "?"]
-)
-_pairs = st.lists(st.builds(Pair, _sentences, _sentences), max_size=29)
-
-
 def sides(splits):
     return [splits.train, splits.valid, splits.test]
-
-
-def same(sentence):
-    """The test's own idea of equal sentences, apart from the module's."""
-    return "".join(c for c in data.normalise(sentence).lower() if c not in ".!?") or sentence
-
-
-@given(_pairs, st.integers(0, 997))
-def test_no_sentence_of_either_language_is_on_two_sides(pairs, seed):
-    splits = split_pairs(pairs, valid=0.3, test=0.3, seed=seed)
-    for column in (0, 1):
-        found = [{same(pair[column]) for pair in side} for side in sides(splits)]
-        assert found[0].isdisjoint(found[1] | found[2])
-        assert found[1].isdisjoint(found[2])
-    assert sorted(sum(sides(splits), [])) == sorted(pairs)
-
-
-@given(_pairs, st.integers(0, 997), st.randoms(use_true_random=False))
-def test_the_split_does_not_depend_on_the_order(pairs, seed, shuffler):
-    shuffled = shuffler.sample(pairs, len(pairs))
-    one, other = (split_pairs(p, valid=0.3, test=0.3, seed=seed) for p in (pairs, shuffled))
-    for a, b in zip(sides(one), sides(other)):
-        assert sorted(a) == sorted(b)
 
 
 def test_pairs_linked_through_others_stay_together():

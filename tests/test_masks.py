@@ -8,18 +8,10 @@ from src.masks import (
     from_additive,
     from_key_padding_mask,
     length_mask,
-    padding_mask,
     to_additive,
     valid_lens_mask,
     window_mask,
 )
-
-
-def test_builders_combine_with_and():
-    ids = torch.tensor([[4, 4, 0], [4, 0, 0]])
-    both = padding_mask(ids, 0) & causal_mask(3)
-    assert both.shape == (2, 3, 3)
-    assert both[1].tolist() == [[True, False, False]] * 3
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from torch import nn
 from src.cache import KVCache
 from src.masks import causal_mask
 from src.multihead import MultiHeadAttention
-from src.positions import RotaryPositions
 
 BACKENDS = ("explicit", "sdpa")
 B, T, S, H, K = 3, 5, 7, 2, 11
@@ -32,24 +31,6 @@ def make(dtype=torch.float64, **options):
 
 def tokens(length, dtype=torch.float64):
     return torch.randn(B, length, D, dtype=dtype, requires_grad=True)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1, 1, 1), (3, 1, 2, 1), (2, 5), (7,)])
-@pytest.mark.parametrize("rotary", [False, True])
-def test_cached_chunks_equal_the_full_pass(backend, chunks, rotary):
-    module = MultiHeadAttention(20, 2, backend=backend).double()
-    turn = RotaryPositions(10, 29).double() if rotary else None
-    x = torch.randn(B, S, 20, dtype=torch.float64)
-    cache = KVCache(B, 2, 11, 10, dtype=torch.float64)
-    with torch.no_grad():
-        full = module(x, is_causal=True, rotary=turn)
-        steps = [
-            module(part, is_causal=True, rotary=turn, cache=cache)
-            for part in x.split(list(chunks), 1)
-        ]
-    close(torch.cat(steps, 1), full, 1e-12)
-    assert cache.length == S
 
 
 def test_returned_weights_do_not_stay_on_the_module():

@@ -441,23 +441,6 @@ def test_the_decoded_sentences_are_no_trivial_ones():
     assert len(words) >= 5 and len(lengths) >= 3
 
 
-@seeds
-@torch.no_grad()
-def test_marian_scores_our_hypotheses_as_we_do(seed):
-    """Their teacher-forced log-probability of what our search found is our score."""
-    theirs, ours = talkative(seed, "often")
-    src, _, real = marian_batch()
-    found = beam_search(
-        ours.stepper(src), B, beam_size=3, num_return=2, length_penalty=0.0, **IDS, max_len=7
-    )
-    for rank in range(2):
-        tokens = found.tokens[:, rank]
-        fed = torch.cat([torch.full((B, 1), 18), tokens[:, :-1]], 1)
-        logits = theirs(input_ids=src, attention_mask=real, decoder_input_ids=fed).logits
-        scores = logits.log_softmax(-1).gather(2, tokens[..., None])[..., 0]
-        close(found.scores[:, rank], scores.masked_fill(tokens == 18, 0).sum(1), 1e-9)
-
-
 def test_ours_pads_a_source_like_marian():
     src, _, real = marian_batch()
     assert torch.equal(padding_mask(src, 18).squeeze(1), real.bool())

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import math
-import random
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ from src.training import (
     Evaluation,
     Record,
     Trainer,
-    TrainingConfig,
     evaluate,
     make_optimizer,
     pick_device,
