@@ -87,7 +87,8 @@ def process_group(timeout_s: float = 1800.0) -> Iterator[None]:
     except BaseException as error:
         if not _connection_lost(error):
             with suppress(RuntimeError):  # a store that has ended
-                store.set(FAILURE, f"process {number} failed: {type(error).__name__}: {error}")
+                text = f"process {number} failed: {type(error).__name__}: {error}"
+                store.compare_set(FAILURE, "", text)  # the first one says why
             raise
         raise OtherFailed(_first_failure(store)) from error
     finally:
