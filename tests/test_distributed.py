@@ -101,7 +101,7 @@ def several(request, tmp_path_factory):
 
 @pytest.mark.parametrize("name", SAME)
 def test_several_processes_are_one_on_the_joined_batches(several, name):
-    """Sums of float32 in another order differ by some 2**-24; ten updates make that 1e-6."""
+    """Sums of float32 in another order differ by 2**-24; a run of ten updates by a few times that."""
     many, one, out = several
     whole = {k: v for k, v in SAME[name].items() if k != "sharding"}
     many, one = many / name, one / next(n for n, run in SAME.items() if run == whole)
@@ -122,7 +122,7 @@ def test_several_processes_are_one_on_the_joined_batches(several, name):
     assert written and int(written[1]) >= len(found["evaluations"])  # and no other process any
 
 
-LOSS, NORM = 1e-6, 1e-5
+LOSS, NORM = 1e-6, 3e-6  # found: 1.2e-7 and 3.1e-7
 
 
 # ---------------------------------------------------------------- interrupted and resumed
@@ -149,8 +149,11 @@ def test_a_run_resumes_with_another_number_of_processes(tmp_path):
         trained(size, tmp_path, run)
         state = state_of(tmp_path / "run")
         sizes[size] = state["batches_of_epoch"]
-    assert sizes == {2: 6, 3: 9, None: 10}
-    batches = [b.num_tokens for b in distributed_batches()]
+    assert sizes == {2: 6, 3: 9, None: 1}  # of nine
+    dealt = distributed_batches()
+    batches = [b.num_tokens for b in dealt]
+    dealt.set_epoch(1)
+    batches += [b.num_tokens for b in dealt]
     tokens = [row[2] for row in state["history"]]
     assert tokens == [sum(batches[:n]) for n in (2, 4, 6, 9, 10)]
 
@@ -238,12 +241,13 @@ def signalled(number):
     return train, "report", None, number
 
 
-# What goes wrong in a command of two: where, at which call, with which error or signal; in which
-# processes; the statuses of both; and, in each, the sentence or the end of the traceback.
+# What goes wrong in a command of two or three: where, at which call, with which error or signal; in which
+# processes; the statuses of all; and, in each, the sentence or the end of the traceback.
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "last.safetensors")
 ENDS = {
-    "model": ((Transformer, "forward", 3, RuntimeError("no")), [1], [2, 1],
-              ["src.train: process 1 failed: RuntimeError: no", "RuntimeError: no"]),
+    "model": ((Transformer, "forward", 3, RuntimeError("no")), [1], [2, 1, 2],
+              ["src.train: process 1 failed: RuntimeError: no", "RuntimeError: no",
+               "src.train, process 2: process 1 failed: RuntimeError: no"]),
     "data": ((BucketedBatches, "_collate", 3, OSError(5, "no", "corpus")), [1], [2, 2],
              ["src.train: process 1 failed: OSError: [Errno 5] no: 'corpus'",
               "src.train, process 1: corpus: no"]),
@@ -262,9 +266,9 @@ ENDS = {
 }  # fmt: skip
 
 
-def ending(where, ranks, *arguments):
+def ending(scenario, *arguments):
     """In each process: run the command, in which something goes wrong in some."""
-    owner, name, call, what = where
+    (owner, name, call, what), ranks, *_ = ENDS[scenario]
     if int(os.environ["RANK"]) in ranks:
         if isinstance(what, Exception):
             raising(owner, name, what, call)
@@ -282,10 +286,10 @@ def ending(where, ranks, *arguments):
 
 @pytest.mark.parametrize("name", ENDS)
 def test_all_end_with_one_sentence_each(name, corpus, tmp_path):
-    where, ranks, statuses, sentences = ENDS[name]
+    _, _, statuses, sentences = ENDS[name]
     steps = 2 if "last" in name else 500
     arguments = command_line(corpus, tmp_path / "run", "--steps", steps, "--no-tensorboard")
-    run = Ranks(2, tmp_path, ending, where, ranks, *arguments)
+    run = Ranks(len(statuses), tmp_path, ending, name, *arguments)
     assert run.statuses(grace=10) == statuses, run.err.read_text()
     said = run.err.read_text().splitlines()
     for sentence in sentences:
@@ -293,8 +297,9 @@ def test_all_end_with_one_sentence_each(name, corpus, tmp_path):
     if not any(sentence.startswith("RuntimeError") for sentence in sentences):
         assert len(said) == len(sentences)
     if not sentences:
-        assert "stopped after update 2; all is saved" in run.out.read_text()
-        assert state_of(tmp_path / "run")["step"] == 2
+        step = 2 if "last" in name else 1
+        assert f"stopped after update {step}; all is saved" in run.out.read_text()
+        assert state_of(tmp_path / "run")["step"] == step
     assert not list(tmp_path.glob("run/*.partial"))
 
 
