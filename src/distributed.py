@@ -5,19 +5,22 @@ here does what is right for a single process, so the training loop is written on
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 SHARDING = ("ddp", "fsdp")
 # Methods by which a model is used besides `forward`: FSDP has to fetch its parameters there, too.
-ENTRANCES = ("new_cache", "decode_cached")
+ENTRANCES = ("new_cache", "decode_cached", "decode_hidden", "attention_maps")
+FAILURE = "first_failure"  # the key under which the launcher's store keeps what ended the run
 
 
 def pick_device(name: torch.device | str | None = None) -> torch.device:
@@ -63,7 +66,11 @@ def process_group(timeout_s: float = 1800.0) -> Iterator[None]:
     """Join the other processes for the time of the block, if ``torchrun`` started any.
 
     Host tensors travel by gloo, device tensors by NCCL. A process that waits longer than
-    ``timeout_s`` seconds for another one fails, so none waits for ever for one that died.
+    ``timeout_s`` seconds for another one fails, so none waits for ever for one that died. Whatever
+    leaves the block as an exception in one process ends the others at their next exchange.
+
+    Raises:
+        OtherFailed: If another process failed, and this one lost the connection to it.
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield
@@ -71,11 +78,39 @@ def process_group(timeout_s: float = 1800.0) -> Iterator[None]:
     if torch.cuda.is_available():
         torch.cuda.set_device(pick_device())
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    store, number, size = next(rendezvous("env://"))
+    dist.init_process_group(
+        backend, timeout=timedelta(seconds=timeout_s), store=store, rank=number, world_size=size
+    )
     try:
         yield
+    except BaseException as error:
+        if not _connection_lost(error):
+            with suppress(RuntimeError):  # a store that has ended
+                text = f"process {number} failed: {type(error).__name__}: {error}"
+                store.compare_set(FAILURE, "", text)  # the first one says why
+            raise
+        raise OtherFailed(_first_failure(store)) from error
     finally:
         dist.destroy_process_group()
+
+
+class OtherFailed(RuntimeError):
+    """What a process raises when it lost another one, and so cannot go on."""
+
+
+def _connection_lost(error: BaseException) -> bool:
+    """Whether an exchange failed: gloo has no class of errors of its own, only its name in them."""
+    if isinstance(error, dist.DistError):
+        return True
+    return type(error) is RuntimeError and re.search(r"\bgloo\b", str(error)) is not None
+
+
+def _first_failure(store: dist.Store) -> str:
+    with suppress(RuntimeError):
+        if store.check([FAILURE]):
+            return store.get(FAILURE).decode()
+    return "another process ended and did not say why"
 
 
 def sum_over_ranks(*values: int | float) -> list[float]:

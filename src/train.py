@@ -30,7 +30,7 @@ from tqdm.auto import tqdm
 
 from src import distributed
 from src.assets import AssetError
-from src.checkpoints import CheckpointError, load_checkpoint
+from src.checkpoints import load_checkpoint
 from src.data import (
     BucketedBatches,
     Pair,
@@ -358,8 +358,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             with undone(out):
                 trainer, finish = prepare(options)
             return train(trainer, finish)
-    except (OSError, AssetError, distributed.WriterFailed) as error:
+    except (OSError, AssetError, FloatingPointError, distributed.WriterFailed,
+            distributed.OtherFailed) as error:  # fmt: skip
         return complain(PROGRAM, error)
+    except torch.OutOfMemoryError as error:
+        advice = "lower --max-tokens and raise --accumulate by as much"
+        return complain(PROGRAM, MemoryError(f"{advice}: {error}"))
     except ValueError as error:
         return complain(PROGRAM, ValueError(in_flags(str(error), build_parser("").defaults)))
     except KeyboardInterrupt:
@@ -368,20 +372,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(trainer: Trainer, finish: Callable[[], None]) -> int:
-    """Train, and turn what can go wrong through no fault of the program into a sentence."""
-    try:
-        with stopping(trainer) as received:
-            trainer.fit()
-        if not trainer.stopped:
-            finish()
-            return 0
-        say(f"stopped after update {trainer.step}; all is saved, --resume goes on from here")
-        return 128 + (received or [signal.SIGTERM])[0]
-    except (OSError, FloatingPointError, CheckpointError) as error:
-        return complain(PROGRAM, error)
-    except torch.OutOfMemoryError as error:
-        advice = "lower --max-tokens and raise --accumulate by as much"
-        return complain(PROGRAM, MemoryError(f"{advice}: {error}"))
+    """Train and test, unless a signal comes; returns the exit status."""
+    with stopping(trainer) as received:
+        trainer.fit()
+    if not trainer.stopped:
+        finish()
+        return 0
+    say(f"stopped after update {trainer.step}; all is saved, --resume goes on from here")
+    return 128 + (received or [signal.SIGTERM])[0]
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         progress: bool | None = None,
     ) -> None:
-        _check(config, train, valid, metric)
+        _check(config, train, valid, metric, sharding)
         own = getattr(model, "config", None)
         if model_config is None:
             model_config = own.to_dict() if own is not None else {}
@@ -110,6 +110,7 @@ class Trainer:
         self.evaluations: list[Evaluation] = []
         self.step = self.epoch = self.position = self.tokens = self.stale = 0
         self.seconds, self.best, self.stopped = 0.0, -inf, False
+        self._asked = False  # by `stop`, in this process, at any moment
         self._window = (0, 0.0)  # tokens and seconds at the last record
         self._looked, self._resumed, self._clock = -1, False, 0.0
         # For tqdm, None means: shown in a terminal or a notebook only.
@@ -131,7 +132,7 @@ class Trainer:
             seed = self.config.seed + distributed.rank()  # dropout differs between processes
             torch.manual_seed(seed)
             random.seed(seed)
-        self.stopped = False
+        self.stopped = self._asked = False
         if self.directory is not None:
             distributed.on_writer(lambda: self.directory.mkdir(parents=True, exist_ok=True))
         self._bar = self._new_bar()
@@ -143,11 +144,13 @@ class Trainer:
                 self._save()
             elif self._looked != self.step:
                 self._look()
+        # One process may have been asked during the last evaluation: all say the same.
+        self.stopped = distributed.any_rank(self._asked)
         return self.history
 
     def stop(self) -> None:
         """Let `fit` save and return after the update that is running: for signal handlers."""
-        self.stopped = True
+        self._asked = True
 
     def _run_epoch(self) -> None:
         """Train on what is left of the epoch; evaluate and save when it is time."""
@@ -197,7 +200,7 @@ class Trainer:
     def _finished(self) -> bool:
         """Whether any process has a reason to end: clocks and signals differ between them."""
         config = self.config
-        self.stopped = distributed.any_rank(self.stopped)
+        self.stopped = distributed.any_rank(self._asked)
         return self.stopped or distributed.any_rank(
             (config.steps is not None and self.step >= config.steps)
             or (config.epochs is not None and self.epoch >= config.epochs)
@@ -352,7 +355,8 @@ class Trainer:
         self.updater.load_state(state["updater"])
         for name in COUNTERS:
             setattr(self, name, state[name])
-        self.position = state["batches_of_epoch"] // distributed.world_size()
+        # Upwards: where the last round of an epoch was filled up, nothing of it is left.
+        self.position = -(-state["batches_of_epoch"] // distributed.world_size())
         self.history = [Record(*row) for row in state["history"]]
         self.evaluations = [Evaluation(*row) for row in state["evaluations"]]
         self._window, self._resumed = (self.tokens, self.seconds), True
@@ -363,7 +367,7 @@ class Trainer:
         return True
 
 
-def _check(config: TrainingConfig, train: Any, valid: Any, metric: Any) -> None:
+def _check(config: TrainingConfig, train: Any, valid: Any, metric: Any, sharding: str) -> None:
     for name, batches in (("train", train), ("valid", valid)):
         dealt = getattr(batches, "world_size", None)  # a list is this process's own
         if dealt is not None and dealt != distributed.world_size():
@@ -374,6 +378,13 @@ def _check(config: TrainingConfig, train: Any, valid: Any, metric: Any) -> None:
     for name, value in (("valid", valid), ("metric", metric)):
         if distributed.any_rank(value is None) and distributed.any_rank(value is not None):
             raise ValueError(f"{name} must be given in every process or in none")
+    if sharding == "fsdp" and valid is not None:  # whose layers are fetched from all for each batch
+        lengths = [int(n) for n in distributed.gather(torch.tensor(_length(valid) or 0))]
+        if len(set(lengths)) > 1:
+            raise ValueError(
+                "valid must hold the same number of batches in every process with fsdp, but they "
+                f"hold {lengths}"
+            )
     if config.best_by == "score" and metric is None:
         raise ValueError("metric must be given if best_by is 'score'")
     if config.best_by == "loss" and config.patience and valid is None:

@@ -285,6 +285,12 @@ class Transformer(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
 
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether calling the layer is a product with its whole matrix, and nothing besides."""
+    changed = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
+    return type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and not changed
+
+
 def _tie_again(model: Transformer, _: object) -> None:
     model._tie()
 
@@ -304,11 +310,14 @@ class TransformerStepper:
         self.device = src.device  # where tokens are wanted
         self.cache = model.new_cache(src, max_len)
         # For a few rows and a large vocabulary a CPU multiplies faster by a matrix stored this way.
-        self.readout = model.output.weight.t().contiguous()
+        plain = _is_plain(model.output)
+        self.readout = model.output.weight.t().contiguous() if plain else None
 
     @torch.no_grad()
     def __call__(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
         """Feed the last token of each row; logits of the next."""
+        if self.readout is None:
+            return self.model.decode_cached(tokens.unsqueeze(1), self.cache).squeeze(1)
         x = self.model.decode_hidden(tokens.unsqueeze(1), self.cache)
         logits = x.squeeze(1) @ self.readout
         bias = self.model.output.bias  # taken over from elsewhere, as Marian's

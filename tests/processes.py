@@ -45,21 +45,26 @@ def _call(function, arguments, out, err, environment, limit):
     sys.exit(function(*arguments))
 
 
-def finished(*processes, seconds=400):
-    """Wait for all to end; when one fails, end those that last five seconds more. Their statuses."""
+def finished(*processes, seconds=400, grace=0):
+    """Wait for all to end; when one fails, end the others, as torchrun does. Their statuses.
+
+    With ``grace`` the others have as many seconds to end by themselves.
+    """
     waiting = {process.sentinel: process for process in processes}
     failed = False
     while waiting:
-        ended = multiprocessing.connection.wait(waiting, timeout=5 if failed else seconds)
+        ended = multiprocessing.connection.wait(waiting, timeout=grace if failed else seconds)
         for sentinel in ended:
             waiting.pop(sentinel).join()
         failed = any(process.exitcode for process in processes)
-        if not ended:
+        if not ended or (failed and not grace):
             for process in waiting.values():
                 process.terminate()
+                process.join(5)
+                process.kill()
                 process.join()
             break
-    assert failed or ended, f"a process did not end within {seconds} seconds"
+    assert ended, f"a process did not end within {grace if failed else seconds} seconds"
     return [process.exitcode for process in processes]
 
 

@@ -1,10 +1,12 @@
-"""Several processes: the same losses as one on the joined batch, and failing together."""
+"""Several processes: the same as one on the joined batches, or all end with a sentence."""
 
+import errno
 import os
 import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import processes
 import pytest
@@ -12,165 +14,196 @@ import torch
 from torch.distributed import TCPStore
 from toy_training import distributed_batches, distributed_run, tiny_model, trainer
 
-from src import distributed, train
+from src import checkpoints, decoding, distributed, train
+from src.batches import BucketedBatches
 from src.checkpoints import read_header
+from src.transformer import Transformer
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform == "win32", reason="several processes: Linux and macOS"),
 ]
 
-# Most of these tests need two processes, but not the launcher: they are started as torchrun does,
-# without importing PyTorch anew. The command itself is run under torchrun below.
+# Forks of a server that has imported PyTorch, started as torchrun does: a group costs a second.
+# The command itself is run under torchrun below.
 
 
 class Ranks:
-    """Two processes of one training, each of which calls a function."""
+    """Processes of one training, each of which calls a function; None is one without torchrun."""
 
-    def __init__(self, folder, function, *arguments, limit=None):
+    def __init__(self, size, folder, function, *arguments):
         # As under torchrun, the store at which they meet is the launcher's; its port is free.
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.store.port),
-                 "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
+                 "WORLD_SIZE": str(size), "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
         self.out, self.err = folder / "out.txt", folder / "err.txt"
         for file in (self.out, self.err):
             file.unlink(missing_ok=True)
         self.processes = [
             processes.start(
-                function, *arguments, out=self.out, err=self.err, limit=limit,
-                environment=place | {"RANK": rank, "LOCAL_RANK": rank},
+                function, *arguments, out=self.out, err=self.err,
+                environment=size and place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             )
-            for rank in ("0", "1")
+            for rank in range(size or 1)
         ]  # fmt: skip
 
-    def statuses(self):
-        return processes.finished(*self.processes)
+    def statuses(self, **options):
+        return processes.finished(*self.processes, **options)
 
 
-def trained_by_two(folder, *runs, **run):
-    """Train as `toy_training.distributed_run` says, once or more; what both printed."""
-    ranks = Ranks(folder, distributed_run, *runs, *([run] if run else []))
-    assert ranks.statuses() == [0, 0], ranks.err.read_text()
+def trained(size, folder, *runs):
+    """Train as `toy_training.distributed_run` says; what was printed."""
+    ranks = Ranks(size, folder, distributed_run, *runs)
+    assert set(ranks.statuses()) == {0}, ranks.err.read_text()
     return ranks.out.read_text()
 
 
-def history_of(path):
-    return read_header(path)["state"]["history"]
+def state_of(folder, name="last"):
+    return read_header(folder / f"{name}.safetensors")["state"]
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """One process that makes each update from the batches of two, or from two of each."""
-    folder = tmp_path_factory.mktemp("alone")
-    runs = [{"directory": str(folder / str(n)), "accumulate": 2 * n, "steps": 10} for n in (1, 2)]
-    distributed_run(*runs)
-    return folder
+# What several processes do as one does that joins their batches in each update: what differs from
+# ten updates with an evaluation after each five, and whether `best.safetensors` comes of it.
+SAME = {
+    "last update of an epoch without a batch for some": {},
+    "two batches an update": {"accumulate": 2},
+    "no validation set": {"held_out": False},
+    "plain lists": {"lists": True, "count": 30},
+    "one long sentence beside short ones": {"max_tokens": 36, "longest": 4},
+    "best by score": {"scores": [1.0, 3.0, 2.0], "best_by": "score", "eval_every": 3, "steps": 9},
+    "patience by score": {"scores": [2.0, 1.0, 1.5, 9.0], "best_by": "score", "eval_every": 1,
+                          "patience": 2},
+    "patience by loss": {"lr": 0.3, "warmup": 1, "eval_every": 1, "patience": 2, "steps": 40},
+    "epochs": {"epochs": 2, "steps": None, "eval_every": None},
+    "shards": {"sharding": "fsdp"},
+    "shards, two batches an update": {"sharding": "fsdp", "accumulate": 2},
+    "shards, no validation set": {"sharding": "fsdp", "held_out": False},
+    "shards, patience by loss": {"lr": 0.3, "warmup": 1, "eval_every": 1, "patience": 2,
+                                 "steps": 40, "sharding": "fsdp"},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
-def test_two_processes_are_one_on_the_joined_batch(alone, tmp_path, sharding):
-    """Whether each update takes a batch of each process, or two."""
-    one, two = (
-        {"directory": str(tmp_path / str(n)), "accumulate": n, "steps": 10, "sharding": sharding}
-        for n in (1, 2)
-    )
-    out = trained_by_two(tmp_path, one, two)
-    for folder in ("1", "2"):
-        same_training(alone / folder / "last.safetensors", tmp_path / folder / "last.safetensors")
-    # Counted at each run's end: ten savings and up to two best ones, all by one process.
-    assert out.count("process 1 wrote 0 files") == 2
-    counts = [int(n) for n in re.findall(r"process 0 wrote (\d+) files", out)]
-    assert len(counts) == 2 and all(10 < count <= 12 for count in counts)
+@pytest.fixture(scope="module", params=[2, 3])
+def several(request, tmp_path_factory):
+    """All scenarios in two or three processes, and in one: the folders, and what those printed."""
+    size, many = request.param, tmp_path_factory.mktemp("many")
+    one = tmp_path_factory.mktemp("one")
+    common = {"steps": 10, "save_every": None}
+    out = trained(size, many, *(
+        common | run | {"directory": str(many / name)} for name, run in SAME.items()
+    ))  # fmt: skip
+    trained(None, one, *(
+        common | run | {"directory": str(one / name), "accumulate": size * run.get("accumulate", 1)}
+        for name, run in SAME.items() if "sharding" not in run
+    ))  # fmt: skip
+    return many, one, out
 
 
-def same_training(one_process, two_processes):
-    wanted, found = history_of(one_process), history_of(two_processes)
-    assert len(wanted) == len(found) == 10
-    for one, two in zip(wanted, found):
-        assert one[:3] == two[:3]  # step, epoch, tokens
-        assert two[4] == pytest.approx(one[4], rel=1e-6)  # loss
-        assert two[5] == one[5]  # learning rate
-        assert two[6] == pytest.approx(one[6], rel=1e-5)  # norm of the gradient
-    evaluations = [read_header(p)["state"]["evaluations"] for p in (one_process, two_processes)]
-    assert [e[4] for e in evaluations[1]] == pytest.approx([e[4] for e in evaluations[0]], rel=1e-6)
+@pytest.mark.parametrize("name", SAME)
+def test_several_processes_are_one_on_the_joined_batches(several, name):
+    """Sums of float32 in another order differ by 2**-24; a run of ten updates by a few times that."""
+    many, one, out = several
+    whole = {k: v for k, v in SAME[name].items() if k != "sharding"}
+    many, one = many / name, one / next(n for n, run in SAME.items() if run == whole)
+    assert sorted(os.listdir(many)) == sorted(os.listdir(one))
+    found, wanted = state_of(many), state_of(one)
+    assert len(found["history"]) == len(wanted["history"]) > 0
+    for ours, theirs in zip(found["history"], wanted["history"]):
+        assert ours[:3] == theirs[:3] and ours[5] == theirs[5]  # step, epoch, tokens; rate
+        assert ours[4] == pytest.approx(theirs[4], rel=LOSS)
+        assert ours[6] == pytest.approx(theirs[6], rel=NORM)
+    for ours, theirs in zip(found["evaluations"], wanted["evaluations"], strict=True):
+        assert ours[:3] == theirs[:3] and ours[5] == theirs[5]  # score
+        assert ours[4] == (theirs[4] and pytest.approx(theirs[4], rel=LOSS))
+    assert (found["step"], found["stale"]) == (wanted["step"], wanted["stale"])
+    if (one / "best.safetensors").exists():
+        assert state_of(many, "best")["step"] == state_of(one, "best")["step"]
+    written = re.search(rf"^{name}: wrote \[(\d+)(?:, 0)+\], stopped False$", out, re.MULTILINE)
+    assert written and int(written[1]) >= len(found["evaluations"])  # and no other process any
 
 
-def test_the_epoch_does_not_divide_evenly():
-    """What the test above relies on: an odd number of batches, so one process gets a filler."""
-    one, two = (distributed_batches(rank=0, world_size=n) for n in (1, 2))
-    assert len(one) % 2 == 1 and len(two) == len(one) // 2 + 1
-    fillers = [b for b in distributed_batches(rank=1, world_size=2) if b.num_tokens == 0]
-    assert len(fillers) == 1
-    counts = [b.num_tokens for b in one]
-    assert max(counts) > 2 * min(counts)  # so that a mean of means would show
+LOSS, NORM = 1e-6, 3e-6  # found: 1.2e-7 and 3.1e-7
+
+
+# ---------------------------------------------------------------- interrupted and resumed
 
 
 def test_a_killed_run_of_two_resumes_exactly(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    trained_by_two(tmp_path, directory=str(whole), steps=12, dropout=0.2)
     run = {"directory": str(killed), "steps": 12, "dropout": 0.2}
-    assert Ranks(tmp_path, distributed_run, run | {"kill": [1, 5]}).statuses()[1] == -signal.SIGKILL
-    reached = read_header(killed / "last.safetensors")["state"]["step"]
-    assert reached in (4, 5)
-    trained_by_two(tmp_path, run)
-    names = [0, 1, 2, 4, 5, 6]  # all but the seconds
-    wanted, found = (history_of(d / "last.safetensors") for d in (whole, killed))
-    assert [[r[i] for i in names] for r in found] == [[r[i] for i in names] for r in wanted]
+    kill = run | {"disturb": (1, 5, signal.SIGKILL)}
+    ranks = Ranks(2, tmp_path, distributed_run, kill)
+    assert ranks.statuses(grace=10) == [1, -signal.SIGKILL]
+    assert "OtherFailed: another process ended and did not say why" in ranks.err.read_text()
+    assert state_of(killed)["step"] in (4, 5)
+    trained(2, tmp_path, run, run | {"directory": str(whole)})
+    rows = [[row[:3] + row[4:] for row in state_of(d)["history"]] for d in (whole, killed)]
+    assert rows[0] == rows[1]  # all but the seconds
 
 
-def test_a_run_of_two_goes_on_as_one(tmp_path):
-    """Without dropout nothing depends on the number of processes but the size of an update."""
-    trained_by_two(tmp_path, directory=str(tmp_path), steps=3, accumulate=1)
-    header = read_header(tmp_path / "last.safetensors")["state"]
-    assert header["batches_of_epoch"] == 6
-    distributed_run({"directory": str(tmp_path), "steps": 5, "accumulate": 1})
-    rows = history_of(tmp_path / "last.safetensors")
-    assert [row[0] for row in rows] == [1, 2, 3, 4, 5]
-    assert rows[3][2] - rows[2][2] < rows[2][2] - rows[1][2]  # half as many batches an update
+def test_a_run_resumes_with_another_number_of_processes(tmp_path):
+    """Nothing but the size of an update depends on it: with three processes, three batches."""
+    sizes = {}
+    for size, steps in ((2, 3), (3, 4), (None, 5)):
+        run = {"directory": str(tmp_path / "run"), "steps": steps}
+        trained(size, tmp_path, run)
+        state = state_of(tmp_path / "run")
+        sizes[size] = state["batches_of_epoch"]
+    assert sizes == {2: 6, 3: 9, None: 1}  # of nine
+    dealt = distributed_batches()
+    batches = [b.num_tokens for b in dealt]
+    dealt.set_epoch(1)
+    batches += [b.num_tokens for b in dealt]
+    tokens = [row[2] for row in state["history"]]
+    assert tokens == [sum(batches[:n]) for n in (2, 4, 6, 9, 10)]
 
 
-def test_all_stop_when_one_is_asked_to(tmp_path):
-    out = trained_by_two(tmp_path, directory=str(tmp_path), steps=50, interrupt=[1, 4])
-    step = read_header(tmp_path / "last.safetensors")["state"]["step"]
-    assert 4 <= step < 50
-    assert out.count(f"stopped after {step}") == 2
+def test_an_epoch_that_was_filled_up_is_not_begun_again(tmp_path):
+    """Seven batches in two processes are four rounds; three processes have nothing left of them."""
+    run = {"directory": str(tmp_path / "run"), "count": 35}
+    trained(2, tmp_path, run | {"steps": 4})
+    trained(3, tmp_path, run | {"steps": 5})
+    assert [row[1] for row in state_of(tmp_path / "run")["history"]] == [0, 0, 0, 0, 1]
+
+
+def test_the_epoch_does_not_divide_evenly():
+    """What the tests above rely on: an odd number of batches, so some process gets a filler."""
+    assert len(distributed_batches()) == 10 - 1
+    for size, fillers in ((2, 1), (3, 0)):
+        dealt = [distributed_batches(rank=rank, world_size=size) for rank in range(size)]
+        assert sum(b.num_tokens == 0 for batches in dealt for b in batches) == fillers
+    counts = [b.num_tokens for b in distributed_batches()]
+    assert max(counts) > 2 * min(counts)  # so that a mean of means would show
 
 
 def unequal(folder):
-    """In each of two processes: lists, scores and ends that differ between them."""
-    from src import distributed as group
-
-    def say(text):  # one write: print makes two, and the other process writes between them
-        sys.stdout.write(f"{rank} {text}\n")
-        sys.stdout.flush()
-
-    with group.process_group(timeout_s=60):
-        rank = group.rank()
+    """In each of two processes: data that differ between them so that all have to refuse."""
+    with distributed.process_group(timeout_s=60.0):
+        rank = distributed.rank()
         mine = list(distributed_batches(rank=rank, world_size=2))
-        run = trainer(tiny_model(), mine[:2], steps=None, epochs=2)
-        run.fit()
-        say(f"lists {run.step} updates")
-        scores = iter([1.0, 0.0, 1.0] if rank else [0.0, 1.0, 0.0])
-        run = trainer(tiny_model(), mine, steps=9, eval_every=1, best_by="score", patience=2,
-                      metric=lambda model: next(scores), directory=folder / "run")
-        run.fit()
-        say(f"scores {[e.score for e in run.evaluations]} stale {run.stale}")
-        for batches, valid in ((mine[: 2 + rank], None), (mine, mine if rank else None)):
+        for batches, valid, sharding in (
+            (mine[: 2 + rank], None, "ddp"), (mine, mine if rank else None, "ddp"),
+            (mine, mine[: 2 + rank], "fsdp"),
+        ):  # fmt: skip
             with pytest.raises(ValueError) as caught:
-                trainer(tiny_model(), batches, valid=valid, steps=5).fit()
-            say(str(caught.value).partition(", but")[0])
+                trainer(tiny_model(), batches, valid=valid, sharding=sharding, steps=5).fit()
+            # One write: print makes two, and the other process writes between them.
+            os.write(1, f"{rank} {str(caught.value).partition(', but')[0]}\n".encode())
 
 
-def test_lists_scores_and_ends_that_differ_between_processes(tmp_path):
-    """Two processes decide alike, or both refuse; none waits for the other."""
-    ranks = Ranks(tmp_path, unequal, tmp_path)
+def test_all_refuse_lists_that_differ_between_processes(tmp_path):
+    ranks = Ranks(2, tmp_path, unequal, tmp_path)
     assert ranks.statuses() == [0, 0], ranks.err.read_text()
-    lines = ranks.out.read_text().splitlines()
-    for rank in (0, 1):
-        assert f"{rank} lists 4 updates" in lines
-        assert f"{rank} scores [0.5, 0.5, 0.5] stale 2" in lines
-        assert f"{rank} train must hold the same number of batches in every process" in lines
-        assert f"{rank} valid must be given in every process or in none" in lines
+    assert sorted(ranks.out.read_text().splitlines()) == sorted(
+        f"{rank} {sentence}" for rank in (0, 1) for sentence in (
+            "train must hold the same number of batches in every process",
+            "valid must be given in every process or in none",
+            "valid must hold the same number of batches in every process with fsdp",
+        )
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- the command, and its ends
 
 
 def command_line(corpus, out, *options):
@@ -180,6 +213,94 @@ def command_line(corpus, out, *options):
                  "--batch-size", 8, "--eval-every", 2, "--valid-share", 0.2, "--lr", 0.01,
                  "--bleu-sentences", 3, "--device", "cpu", "--log-every", 1, *options]  # fmt: skip
     return list(map(str, arguments))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "toy.tsv"
+    words = "red green blue old new big small cat dog house".split()
+    path.write_text("".join(f"{a} {b}\t{a[::-1]} {b[::-1]}\n" for a in words for b in words))
+    return path
+
+
+def raising(owner, name, error, when=1):
+    """Replace a function by one that raises when it is called for the ``when``-th time."""
+    calls, original = 0, getattr(owner, name)
+
+    def call(*arguments, **options):
+        nonlocal calls
+        calls += 1
+        if calls == when:
+            raise error
+        return original(*arguments, **options)
+
+    setattr(owner, name, call)
+
+
+def signalled(number):
+    return train, "report", None, number
+
+
+# What goes wrong in a command of two or three: where, at which call, with which error or signal; in which
+# processes; the statuses of all; and, in each, the sentence or the end of the traceback.
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "last.safetensors")
+ENDS = {
+    "model": ((Transformer, "forward", 3, RuntimeError("no")), [1], [2, 1, 2],
+              ["src.train: process 1 failed: RuntimeError: no", "RuntimeError: no",
+               "src.train, process 2: process 1 failed: RuntimeError: no"]),
+    "data": ((BucketedBatches, "_collate", 3, OSError(5, "no", "corpus")), [1], [2, 2],
+             ["src.train: process 1 failed: OSError: [Errno 5] no: 'corpus'",
+              "src.train, process 1: corpus: no"]),
+    "ids": ((BucketedBatches, "_collate", 3, ValueError("src ids: no")), [0], [2, 2],
+            ["src.train: src ids: no",
+             "src.train, process 1: process 0 failed: ValueError: src ids: no"]),
+    "metric": ((train, "bleu", 1, ValueError("no")), [0], [2, 2],
+               ["src.train: no", "src.train, process 1: process 0 failed: ValueError: no"]),
+    "full disk": ((checkpoints, "save_file", 2, FULL), [0], [2, 2],
+                  ["src.train: last.safetensors: No space left on device",
+                   "src.train, process 1: process 0 failed while it wrote for all: see its "
+                   "message"]),
+    "SIGTERM to one": (signalled(signal.SIGTERM), [1], [143, 143], []),
+    "SIGINT to all": (signalled(signal.SIGINT), [0, 1], [130, 130], []),
+    "SIGTERM in the last evaluation": ((train, "bleu", None, signal.SIGTERM), [1], [143, 143], []),
+}  # fmt: skip
+
+
+def ending(scenario, *arguments):
+    """In each process: run the command, in which something goes wrong in some."""
+    (owner, name, call, what), ranks, *_ = ENDS[scenario]
+    if int(os.environ["RANK"]) in ranks:
+        if isinstance(what, Exception):
+            raising(owner, name, what, call)
+        else:
+            original = getattr(owner, name)
+
+            def signal_first(*arguments, **options):
+                os.kill(os.getpid(), what)
+                setattr(owner, name, original)
+                return original(*arguments, **options)
+
+            setattr(owner, name, signal_first)
+    return train.main(list(arguments))
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_all_end_with_one_sentence_each(name, corpus, tmp_path):
+    _, _, statuses, sentences = ENDS[name]
+    steps = 2 if "last" in name else 500
+    arguments = command_line(corpus, tmp_path / "run", "--steps", steps, "--no-tensorboard")
+    run = Ranks(len(statuses), tmp_path, ending, name, *arguments)
+    assert run.statuses(grace=10) == statuses, run.err.read_text()
+    said = run.err.read_text().splitlines()
+    for sentence in sentences:
+        assert said.count(sentence) == 1, said
+    if not any(sentence.startswith("RuntimeError") for sentence in sentences):
+        assert len(said) == len(sentences)
+    if not sentences:
+        step = 2 if "last" in name else 1
+        assert f"stopped after update {step}; all is saved" in run.out.read_text()
+        assert state_of(tmp_path / "run")["step"] == step
+    assert not list(tmp_path.glob("run/*.partial"))
 
 
 def torchrun(*arguments):
@@ -193,44 +314,19 @@ def torchrun(*arguments):
     return result.stdout
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    path = tmp_path_factory.mktemp("corpus") / "toy.tsv"
-    words = "red green blue old new big small cat dog house".split()
-    path.write_text("".join(f"{a} {b}\t{a[::-1]} {b[::-1]}\n" for a in words for b in words))
-    return path
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="resource limits are POSIX")
-def test_all_fail_in_a_sentence_when_the_writer_fails(corpus, tmp_path):
-    """The curves reach the limit first; then no process may wait for another, or say more."""
-    arguments = command_line(
-        corpus, tmp_path / "run", "--tensorboard", "--steps", 500, "--eval-every", 500
-    )
-    ranks = Ranks(tmp_path, train.main, arguments, limit=5_000)
-    assert ranks.statuses() == [2, 2]
-    assert sorted(ranks.err.read_text().splitlines()) == [
-        "src.train, process 1: process 0 failed while it wrote for all: see its message",
-        f"src.train: {tmp_path / 'run' / 'tensorboard'}: File too large",
-    ]
-
-
-def test_the_command_under_torchrun_with_copies_and_with_shards(corpus, tmp_path):
-    """The sharded run is cut and resumed, and translates for its BLEU with its shards."""
-    nothing_held_out = ["--valid-share", 0, "--test-share", 0]
-    out = torchrun(*command_line(corpus, tmp_path / "all", "--steps", 1, *nothing_held_out))
-    assert "100 + 0 + 0 pairs" in out and "note:" not in out
-    out = torchrun(*command_line(corpus, tmp_path / "copies", "--steps", 4))
-    assert "2 × cpu" in out
-    evaluations = [line.split(",")[0] for line in out.splitlines() if line.startswith("update")]
-    assert evaluations == ["update 2", "update 4"]
-    for options in (["--steps", 2], ["--steps", 4, "--resume"]):
-        sharded = ["--sharding", "fsdp", *options]
-        ranks = Ranks(tmp_path, train.main, command_line(corpus, tmp_path / "shards", *sharded))
+def test_the_command_under_torchrun_and_with_shards(corpus, tmp_path):
+    """Nothing held out; then with copies, and with shards that are cut, resumed and translate."""
+    none = ["--valid-share", 0, "--test-share", 0, "--steps", 1]
+    out = torchrun(*command_line(corpus, tmp_path / "all", *none))
+    assert "100 + 0 + 0 pairs" in out and "2 × cpu" in out and "note:" not in out
+    for folder, options in (("copies", ["--steps", 4]), ("shards", ["--steps", 2]),
+                            ("shards", ["--steps", 4, "--resume"])):  # fmt: skip
+        sharding = "fsdp" if folder == "shards" else "ddp"
+        arguments = command_line(corpus, tmp_path / folder, "--sharding", sharding, *options)
+        ranks = Ranks(2, tmp_path, train.main, arguments)
         assert ranks.statuses() == [0, 0], ranks.err.read_text()
     assert "resumed after update 2" in ranks.out.read_text()
-    copies, shards = (read_header(tmp_path / name / "last.safetensors")["state"]
-                      for name in ("copies", "shards"))  # fmt: skip
+    copies, shards = (state_of(tmp_path / folder) for folder in ("copies", "shards"))
     assert [row[0] for row in copies["history"]] == [1, 2, 3, 4]
     for name in ("history", "evaluations"):
         ours, theirs = ([row[:3] + row[4:] for row in state[name]] for state in (shards, copies))
@@ -238,6 +334,53 @@ def test_the_command_under_torchrun_with_copies_and_with_shards(corpus, tmp_path
             assert mine == pytest.approx(other, rel=1e-5)
     for name in ("copies", "shards"):
         assert (tmp_path / name / "test.json").exists()
+
+
+# ---------------------------------------------------------------- decoding with shards
+
+
+def decoded(model):
+    """Tokens of two sentences, by a model whose output is plain and by one with a hook on it."""
+    src = torch.tensor([[5, 6, 7, 2], [8, 9, 2, 0]])
+    rules = {"bos_id": 1, "eos_id": 2, "pad_id": 0, "max_len": 6}
+    plain = decoding.greedy(model.stepper(src), 2, **rules)
+    hook = model.output.register_forward_hook(lambda layer, given, out: -out)
+    hooked = decoding.beam_search(model.stepper(src), 2, beam_size=2, **rules).tokens
+    hook.remove()
+    maps = model.attention_maps(src, plain)["cross"][0]
+    return [plain.tolist(), hooked.tolist(), maps.argmax(-1).tolist()]
+
+
+def decode_with_shards():
+    """In each process: each entrance is the first use of a model that was just sharded."""
+    with distributed.process_group(timeout_s=60.0):
+        wanted = decoded(tiny_model().eval())
+        assert decoded(distributed.wrap(tiny_model().eval(), "fsdp")) == wanted
+        src, tgt = torch.tensor([[5, 6, 2]]), torch.tensor([[1, 4]])
+        maps, shards = (
+            model.attention_maps(src, tgt)["cross"][0]
+            for model in (tiny_model().eval(), distributed.wrap(tiny_model().eval(), "fsdp"))
+        )
+        assert torch.allclose(maps, shards)
+        model = distributed.wrap(tiny_model().eval(), "fsdp")
+        cache = model.new_cache(src)
+        model.reshard()
+        logits = model.decode_cached(tgt, cache)
+        assert torch.allclose(logits, tiny_model().eval()(src, tgt), atol=1e-6)
+        model.reshard()
+        model.decode_hidden(tgt, cache)
+
+
+def test_a_sharded_model_decodes_the_tokens_of_the_whole_one(tmp_path):
+    ranks = Ranks(2, tmp_path, decode_with_shards)
+    assert ranks.statuses() == [0, 0], ranks.err.read_text()
+
+
+def test_entrances_are_methods_that_the_package_calls():
+    sources = "".join(path.read_text() for path in Path(train.__file__).parent.glob("*.py"))
+    for name in distributed.ENTRANCES:
+        assert callable(getattr(Transformer, name))
+        assert re.search(rf"\bmodel\.{name}\(", sources), name
 
 
 # ---------------------------------------------------------------- without torchrun
@@ -264,6 +407,7 @@ def test_one_process_needs_no_group():
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 def test_two_gpus_train(tmp_path, sharding):
-    trained_by_two(tmp_path, directory=str(tmp_path), steps=5, sharding=sharding, device=None)
-    rows = history_of(tmp_path / "last.safetensors")
+    run = {"directory": str(tmp_path / "run"), "steps": 5, "sharding": sharding, "device": None}
+    trained(2, tmp_path, run)
+    rows = state_of(tmp_path / "run")["history"]
     assert rows[-1][4] < rows[0][4]

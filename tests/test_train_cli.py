@@ -442,7 +442,7 @@ def test_a_missing_tensorboard_leaves_nothing_behind(corpus, tmp_path, capsys, m
 def test_a_closed_terminal_stops_a_run_unless_it_is_ignored():
     class Run(train.Trainer):
         def __init__(self):
-            self.stopped = False
+            self._asked = False
 
     before = signal.getsignal(signal.SIGHUP)
     try:
@@ -451,7 +451,7 @@ def test_a_closed_terminal_stops_a_run_unless_it_is_ignored():
             run = Run()
             with train.stopping(run) as received:
                 signal.raise_signal(signal.SIGHUP)
-            assert run.stopped is expected and bool(received) is expected
+            assert run._asked is expected and bool(received) is expected
             assert signal.getsignal(signal.SIGHUP) == handler
     finally:
         signal.signal(signal.SIGHUP, before)

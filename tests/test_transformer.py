@@ -88,6 +88,34 @@ def test_a_full_cache_and_other_rows_are_refused(unchecked):
         model.decode_cached(tgt[:, :1], cache)
 
 
+class Negated(torch.nn.Linear):
+    def forward(self, x):
+        return -super().forward(x)
+
+
+class Twice(torch.nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+@pytest.mark.parametrize("change", [
+    lambda m: m.output.register_forward_hook(lambda layer, given, out: -out),
+    lambda m: m.output.register_forward_pre_hook(lambda layer, given: (-given[0],)),
+    lambda m: torch.nn.utils.parametrize.register_parametrization(m.output, "weight", Twice()),
+    lambda m: setattr(m.output, "forward", lambda x: x @ m.output.weight.neg().t()),
+    lambda m: setattr(m, "output", Negated(D, TGT_VOCAB, bias=False, dtype=torch.float64)),
+    lambda m: setattr(m, "output", torch.nn.Sequential(m.output, torch.nn.ReLU())),
+])  # fmt: skip
+@torch.no_grad()
+def test_what_is_put_on_the_output_acts_in_decoding(change):
+    model, (src, tgt) = make(), batch()
+    plain = model.stepper(src)(tgt[:, 0])
+    change(model)
+    found = model.stepper(src)(tgt[:, 0])
+    close(found, model(src, tgt)[:, 0])
+    assert not torch.allclose(found, plain)
+
+
 def test_the_stepper_builds_no_graph_and_needs_no_mask_without_padding():
     model, (src, tgt) = make(), batch()
     step = model.stepper(src[:1])

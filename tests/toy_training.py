@@ -1,7 +1,9 @@
 """A tiny task and a tiny model for the tests of training, and what their processes do."""
 
 import json
+import os
 import random
+from pathlib import Path
 
 import torch
 
@@ -36,10 +38,11 @@ def config(**fields):
     return TrainingConfig(**defaults | fields)
 
 
-def trainer(model, batches, /, *, valid=None, metric=None, directory=None, callbacks=(), **fields):
+def trainer(model, batches, /, *, valid=None, metric=None, directory=None, callbacks=(),
+            sharding="ddp", **fields):  # fmt: skip
     return Trainer(
-        model, batches, config(**fields), pad_id=PAD, device="cpu", progress=False,
-        valid=valid, metric=metric, directory=directory, callbacks=callbacks,
+        model, batches, config(**fields), pad_id=PAD, device="cpu", progress=False, valid=valid,
+        metric=metric, directory=directory, callbacks=callbacks, sharding=sharding,
     )
 
 
@@ -81,33 +84,43 @@ def distributed_batches(seed=4, shuffle=True, **place):
 
 
 def distributed_run(*runs):
-    """Train once for each of the ``runs``, in the same processes: a start takes many seconds."""
+    """Train once for each of the ``runs``, in the same processes and one group."""
     from src import distributed
 
-    with distributed.process_group():
+    with distributed.process_group(timeout_s=60.0):
         for options in runs:
-            distributed_training(options)
+            distributed_training(**options)
 
 
-def distributed_training(options):
-    """Train, resuming if there is something, with whatever should go wrong on the way."""
-    import os
-    import signal
+def distributed_training(
+    directory, *, sharding="ddp", device="cpu", dropout=0.0, count=45, longest=12, max_tokens=None,
+    lists=False, held_out=True, scores=None, disturb=None, **fields,
+):
+    """Train, resuming if there is something; process 0 tells what each process has written.
 
+    Args:
+        scores: What a metric says at each evaluation, on the average of all processes.
+        disturb: Process, update, and the signal that comes then; None asks to stop instead.
+    """
     from src import checkpoints, distributed
 
-    place = {"rank": distributed.rank(), "world_size": distributed.world_size()}
-    rank = distributed.rank()
-    settings = config(
-        steps=options["steps"], accumulate=options.get("accumulate", 1), save_every=1,
-        eval_every=5,
-    )  # fmt: skip
+    rank, world_size = distributed.rank(), distributed.world_size()
+    size = {"max_tokens": max_tokens} if max_tokens else {"batch_size": 5}
+    examples = copy_examples(count, longest=longest)
+    if max_tokens:  # one pair fills a batch, beside many that are short
+        examples += [Example([5] * (max_tokens - 3) + [2], [1, *[8] * (max_tokens - 3), 2])]
 
-    def disturb(run, event):
-        if [rank, event.step] == options.get("kill"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if [rank, event.step] == options.get("interrupt"):
-            run.stop()
+    def batches(shuffle):
+        place = {"rank": rank, "world_size": world_size}
+        dealt = BucketedBatches(examples, **size, seed=4, shuffle=shuffle, **place)
+        return list(dealt) if lists else dealt
+
+    def metric(model):
+        return scores[len(run.evaluations)] + rank - (world_size - 1) / 2
+
+    def happen(run, event):
+        if disturb is not None and (rank, event.step) == tuple(disturb[:2]):
+            run.stop() if disturb[2] is None else os.kill(os.getpid(), disturb[2])
 
     def counted(tensors, filename, metadata):
         nonlocal files
@@ -117,15 +130,14 @@ def distributed_training(options):
     files, write = 0, checkpoints.save_file
     checkpoints.save_file = counted
     run = Trainer(
-        tiny_model(dropout=options.get("dropout", 0.0), max_len=40),
-        distributed_batches(**place), settings, pad_id=PAD,
-        valid=distributed_batches(shuffle=False, **place), directory=options["directory"],
-        device=options.get("device", "cpu"), sharding=options.get("sharding", "ddp"),
-        callbacks=[disturb], progress=False,
+        tiny_model(dropout=dropout, max_len=40), batches(True),
+        config(**{"save_every": 1, "eval_every": 5} | fields), pad_id=PAD,
+        valid=batches(False) if held_out else None, metric=metric if scores else None,
+        directory=directory, device=device, sharding=sharding, callbacks=[happen], progress=False,
     )  # fmt: skip
     run.resume()
     run.fit()
     checkpoints.save_file = write
-    print(f"process {rank} wrote {files} files", flush=True)
-    if run.stopped:
-        print(f"stopped after {run.step}", flush=True)
+    written = [int(n) for n in distributed.gather(torch.tensor(files))]
+    if rank == 0:
+        print(f"{Path(directory).name}: wrote {written}, stopped {run.stopped}", flush=True)
