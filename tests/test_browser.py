@@ -289,9 +289,9 @@ WITHOUT_SCRIPTS = r"""() => {
     if (/\\[(\[]/.test(data) && !parentElement.closest("pre, code, script") && seen(parentElement))
       wrong.push(`TeX: ${data}`);
   }
-  const formulas = every(".math.notranslate").filter((node) => !node.closest("#jb-print-docs-body"));
   const drawn = every("math").filter(seen).length;
-  check(drawn === formulas.length, `${drawn} of ${formulas.length} formulas`);
+  const formulas = every(".math.notranslate:not(#jb-print-docs-body *)").length;
+  check(drawn === formulas, `${drawn} of ${formulas} formulas`);
 
   for (const figure of every("figure.live")) {
     const box = figure.querySelector("svg[role=img]")?.getBoundingClientRect();

@@ -124,6 +124,7 @@ def test_pictures_draw_the_data():
     cells = [cell.get("opacity") for cell in drawing.iter("path") if cell.get("opacity")]
     assert cells == ["0.00", "0.07", "0.93", "1.00", "0.00", "0.00"]
     assert [text.text for text in drawing.iter("text")] == ["c", "d", "e", "a", "b"]
+    assert heatmap("T", ["a"], ["b"] * 300, [[1] * 300])
     drawing = ElementTree.fromstring(lines("T", [0, 2.5], [-1.25, 1], [0, 0.5], [(1, 2.5)]))
     assert [line.get("points") for line in drawing.iter("polyline")] == [
         "0.00 0.00 2.50 0.50", "0.00 -1.25 2.50 1.00",

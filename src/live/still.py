@@ -1,6 +1,7 @@
 """Still pictures of live figures, seen where scripts do not run: inline SVG, equal for equal data.
 
 Letters and rules have the colour of the text around, so they show on light and on dark ground.
+A map lies on white, where weak weights are seen best.
 The other two colours are told apart by the colour-blind (Okabe and Ito), lines by dashes as well.
 What is drawn is scaled: numbers in the SVG are the data, with as many decimals.
 """
@@ -32,7 +33,7 @@ def heatmap(
     title: str, rows: Sequence[str], columns: Sequence[str], percents: Sequence[Sequence[int]]
 ) -> str:
     """Return an SVG of T rows of S whole percents, as cells the fuller in colour the greater."""
-    side = min(24, (WIDTH - NAMES) // len(columns))
+    side = max(1, min(24, (WIDTH - NAMES) // len(columns)))
     head = 10 + 7 * min(12, max(map(len, columns)))
     look = {"font_size": max(6, min(12, side))}
     base = round(0.7 * side)  # of letters in the middle of a cell
@@ -40,6 +41,8 @@ def heatmap(
         _text(name, transform=f"translate({x + base} {head - 4}) rotate(-90)", **look)
         for x, name in zip(range(NAMES, WIDTH, side), columns, strict=False)
     ]
+    corner = f"M{NAMES} {head}h{side * len(columns)}v{side * len(rows)}h-{side * len(columns)}z"
+    parts.append(_tag("path", d=corner, fill="#fff", stroke="currentColor"))
     for t, (name, row) in enumerate(zip(rows, percents, strict=True)):
         top = head + side * t
         cells = (
@@ -47,8 +50,6 @@ def heatmap(
             for x, percent in zip(range(NAMES, WIDTH, side), row, strict=False)
         )
         parts += [_text(name, y=top + base, **look), _tag("g", *cells, fill=BLUE)]
-    corner = f"M{NAMES} {head}h{side * len(columns)}v{side * len(rows)}h-{side * len(columns)}z"
-    parts.append(_tag("path", d=corner, fill="none", stroke="currentColor"))
     return _svg(title, head + side * len(rows) + 1, parts)
 
 
