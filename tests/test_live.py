@@ -423,14 +423,14 @@ def test_score_playground_answers(profile):  # noqa: F811
         assert "most weight, 1.00, on “cat”" in show.press("Scores are divided by √d, d =", "Home")
         end = show.press("Scores are divided by √d, d =", "End")
         assert end == "Entropy 1.10 of at most 1.10; most weight, 0.37, on “cat”."
-        show.page.get_by_text("cat", exact=True).click()
+        show.page.locator(".card").get_by_text("cat", exact=True).click()
         assert show.said() == "Entropy 0.69 of at most 0.69; most weight, 0.52, on “<car>”."
         show.press("dog", "Space", role="checkbox")
         assert "Every key is masked: all weights are 0" in show.press("<car>", "Space", role="checkbox")
         cells = show.page.locator("td.bar").all_text_contents()
         assert cells == ["0.00"] * 3
         show.select("Query", "wheel")
-        show.page.get_by_text("<car>", exact=True).click()
+        show.page.locator(".card").get_by_text("<car>", exact=True).click()
         assert show.said() == "Entropy 0.00 of at most 0.00; most weight, 1.00, on “<car>”."
 
 
@@ -502,7 +502,7 @@ def test_position_waves_answers(profile):  # noqa: F811
         assert f"{table[5] @ table[5]:.2f} with itself and {table[5] @ table[6]:.2f}" in show.said()
         assert "Columns 4 and 5 repeat every 2916.4" in show.press("Pair of columns", "End")
         assert "Position 6 " in show.press("Position", "ArrowRight")
-        show.point(show.page.locator("svg").last, 1.0)
+        show.point(show.page.locator(".card svg").last, 1.0)
         assert "Position 16 " in show.said()
 
 
@@ -521,7 +521,7 @@ def test_kernel_regression_computes_what_the_package_computes(profile):  # noqa:
                 assert error == pytest.approx((made - HELD_OUT[1]).square().mean().item(), abs=0.015)
                 (made,) = nadaraya_watson(GRID[26:27], KEYS, VALUES, name, width)
                 assert answer == pytest.approx(made.item(), abs=0.015)
-        show.point(show.page.locator("svg").first, 0.0)
+        show.point(show.page.locator(".card svg").first, 0.0)
         assert "Query 0.00" in show.said()
 
 
