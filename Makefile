@@ -17,7 +17,7 @@ export OMP_NUM_THREADS = 1
 export HF_HUB_OFFLINE = 1
 
 NOTEBOOKS = $(sort $(wildcard notebooks/*.ipynb))
-BOOK_SOURCES = Makefile _config.yml _toc.yml requirements.txt requirements-book.txt \
+BOOK_SOURCES = Makefile _config.yml _toc.yml requirements.txt requirements-book.txt tests/faults.py \
 	$(wildcard book/*.md book/*.bib book/*.json book/*.yml tools/*.py _static/* _templates/*) \
 	$(wildcard src/*.py src/checks/*.py src/live/* src/results/*.json) $(NOTEBOOKS)
 BUILT = _build/.built

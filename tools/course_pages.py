@@ -121,6 +121,7 @@ GENERATED = {
     "plan": plan_page.plan,
     "margins": steady_page.margins,
     "machines": steady_page.machines,
+    "planted": steady_page.planted,
 }
 
 

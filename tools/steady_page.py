@@ -1,8 +1,10 @@
-"""The tables of "How we know": margins of the claims, and machines on which all outputs agreed.
+"""The tables of "How we know": margins of the claims, machines, planted mistakes.
 
-They are made from `book/steady.json`, which `tools/steady.py` measures.
+The first two are made from `book/steady.json`, which `tools/steady.py` measures, the last from
+`tests/faults.py`.
 """
 
+import ast
 import json
 from collections.abc import Iterator
 
@@ -66,3 +68,22 @@ def machines() -> str:
         for run in found["runs"]
     ]
     return "\n".join(lines)
+
+
+def faults() -> list[tuple[str, str]]:
+    """Return the name of each planted mistake, and what notices it: a chapter or a test."""
+    tree = ast.parse((ROOT / "tests" / "faults.py").read_text(encoding="utf-8"))
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    found = [call for call in calls if getattr(call.func, "id", "") == "Fault"]
+    return [(ast.literal_eval(f.args[0]), ast.unparse(f.args[3]).strip("'")) for f in found]
+
+
+def planted() -> str:
+    """Return one row for each chapter with the mistakes that it notices, and one for the tests."""
+    rows: dict[str, list[str]] = {}
+    for name, seen_by in faults():
+        place = f"chapter {seen_by}" if seen_by[0].isdigit() else "tests"
+        rows.setdefault(place, []).append(name)
+    lines = ["| noticed by | mistakes |", "| --- | --- |"]
+    lines += [f"| {place} | {'; '.join(names)} |" for place, names in rows.items()]
+    return f"{sum(map(len, rows.values()))} mistakes are planted:\n\n" + "\n".join(lines)
