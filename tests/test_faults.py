@@ -5,9 +5,9 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from sample import ROOT
 
 from faults import FAULTS
 
@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here"),
 ]
-SERVER = Path(__file__).with_name("fault_server.py")
+SERVER = ROOT / "tests" / "fault_server.py"
 
 
 @pytest.fixture(scope="module")
