@@ -1,14 +1,16 @@
 """Plants faults, each in a fork of this process, which has imported all that takes long.
 
-Reads one line a fault: the number of a fault of `faults.py` (−1 for none) and the file for what is
-said. Answers with one word a line: what became of the chapter or test that has to notice it.
+Reads one line a run: the number of a fault of `faults.py` (null for none) and the file for what is
+said. Answers with one word a line: the error of the claim or test that has to notice it.
 """
 
+import dis
 import gc
 import json
 import os
 import resource
 import sys
+import types
 from importlib import import_module
 from pathlib import Path
 
@@ -22,8 +24,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 matplotlib.use("Agg")
-import IPython.core.interactiveshell  # noqa: E402
-import matplotlib.pyplot  # noqa: E402, F401
+import IPython.display  # noqa: E402, F401
+import matplotlib.pyplot  # noqa: E402
 import torch._dynamo  # noqa: E402, F401
 import torch.utils.flop_counter  # noqa: E402, F401
 
@@ -34,8 +36,10 @@ import src.train  # noqa: E402, F401
 from src import classification, live, pooling, pretrained, vision  # noqa: E402, F401
 
 LIMIT = 120  # seconds of computing: a fault may well make a loop endless
-# A test of random examples has failed at the first that fails; the least one need not be found.
+# A test of random examples has failed at the first that fails: the least one need not be found.
+# Being slow is no failure.
 PHASES = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+EXAMPLES = {"phases": PHASES, "database": None, "derandomize": True, "deadline": None}
 
 
 def plant(fault: Fault) -> None:
@@ -54,42 +58,81 @@ def plant(fault: Fault) -> None:
                 setattr(place, name, wrong)
 
 
-def chapter(number: str) -> str:
-    """Run a chapter's cells until one raises; return the name of the error, or ``nothing``."""
-    path = next(p for p in notebooks.all_notebooks() if notebooks.chapter_of(p) == number)
-    os.chdir(path.parent)
-    shell = IPython.core.interactiveshell.InteractiveShell.instance()
-    cells = [c for c in notebooks.read(path) if c["cell_type"] == "code"]
-    for cell in cells[1:]:
-        result = shell.run_cell(cell["source"], silent=True)
-        if not result.success:
-            print(f"In the cell that begins {cell['source'][:60]!r}", flush=True)
-            return type(result.error_in_exec or result.error_before_exec).__name__
+def names(code: types.CodeType, bound: set[str]) -> set[str]:
+    """Return the globals that code uses before it binds them; add to ``bound`` what it binds."""
+    used = set()
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_NAME", "LOAD_GLOBAL"):
+            used |= {step.argval} - bound
+        elif step.opname == "STORE_NAME":
+            bound.add(step.argval)
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return used.union(*(names(const, set(bound)) for const in inner))
+
+
+def cells(claim: str) -> list[str]:
+    """Return the cell of a claim, behind those from which it has its names."""
+    chapter = claim.split("-")[0]
+    path = next(p for p in notebooks.all_notebooks() if notebooks.chapter_of(p) == chapter)
+    code = [c for c in notebooks.read(path) if c["cell_type"] == "code"][1:]  # the first installs
+    last = next(i for i, cell in enumerate(code) if claim in notebooks.claim_ids(cell))
+    found, wanted = [], set()
+    for cell in reversed(code[: last + 1]):
+        bound: set[str] = set()
+        used = names(compile(cell["source"], "cell", "exec"), bound)
+        if not found or bound & wanted:
+            found.append(cell["source"])
+            wanted = (wanted - bound) | used
+    return found[::-1]
+
+
+def claims(ids: list[str]) -> str:
+    """Run the cells of claims; return the error of the first that raises, or ``nothing``."""
+    for claim in ids:
+        scope = {"__name__": "__main__"}
+        *before, own = cells(claim)
+        for source in (*before, own):
+            try:
+                exec(compile(source, f"a cell for {claim}", "exec"), scope)  # noqa: S102
+            except Exception as error:  # noqa: BLE001
+                print(f"{claim}: {error!r} in\n{source}", flush=True)
+                return type(error).__name__ + (" before the claim" if source is not own else "")
         matplotlib.pyplot.close("all")
     return "nothing"
 
 
-def tests(names: list[str], folder: Path) -> str:
-    """Run tests; return ``AssertionError`` if one failed, ``nothing`` if all passed."""
-    hypothesis.settings.register_profile("planted", phases=PHASES, database=None, derandomize=True)
+class Errors:
+    """Keeps the name of the last error in a test."""
+
+    seen = "nothing"
+
+    def pytest_exception_interact(self, call) -> None:
+        self.seen = call.excinfo.typename
+
+
+def tests(ids: list[str], folder: Path) -> str:
+    """Run tests; return the error of the first that fails, or ``nothing`` if all pass."""
+    hypothesis.settings.register_profile("planted", **EXAMPLES)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n slow\n", encoding="utf-8")
     options = ["-q", "-x", "-c", str(folder / "pytest.ini"), "-p", "no:cacheprovider"]
     options += ["--hypothesis-profile", "planted", "-p", "no:nbval", "-p", "no:xdist"]
-    status = pytest.main([*options, *(str(ROOT / "tests" / name) for name in names)])
-    return {0: "nothing", 1: "AssertionError"}.get(status, f"pytest ended with {status}")
+    errors = Errors()
+    status = pytest.main([*options, *(str(ROOT / "tests" / name) for name in ids)], [errors])
+    return errors.seen if status in (0, 1) else f"pytest ended with {status}"
 
 
-def run(number: int, log: str) -> str:
+def run(number: int | None, log: str) -> str:
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)
     os.dup2(out, 2)
     resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT))
-    folder = Path(log).parent
-    if number < 0:
-        return tests([f.seen_by for f in FAULTS if "::" in f.seen_by], folder)
-    fault = FAULTS[number]
-    plant(fault)
-    return tests([fault.seen_by], folder) if "::" in fault.seen_by else chapter(fault.seen_by)
+    os.chdir(ROOT / "notebooks")
+    if number is not None:
+        plant(FAULTS[number])
+    ids = {fault.seen_by for fault in (FAULTS if number is None else [FAULTS[number]])}
+    named = sorted(i for i in ids if "::" in i)
+    found = claims(sorted(ids.difference(named)))
+    return tests(named, Path(log).parent) if named and found == "nothing" else found
 
 
 def main() -> None:

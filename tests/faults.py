@@ -1,15 +1,17 @@
 """Mistakes that people make with attention and Transformers, and what must notice each.
 
 A fault takes a function or method of the package, by its place, and gives a wrong one. Where
-``seen_by`` is a chapter, an assertion in one of its cells must fail; else the test of that id. A
-test of all mistakes that a tool can think of is `make mutants`; these are from the field.
+``seen_by`` is a claim, an assertion in its cell must fail; else the test of that id. A test of all
+mistakes that a tool can think of is `make mutants`; these are from the field.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 
 class Fault(NamedTuple):
@@ -22,8 +24,6 @@ class Fault(NamedTuple):
 
 
 ORACLES = "test_oracles.py::test_"
-FORMULA = f"{ORACLES}the_answer_is_the_formula"
-
 SOFTMAX, ATTENTION = "functional.masked_softmax", "functional.attention"
 SPLIT = "multihead.MultiHeadAttention.split"
 
@@ -32,16 +32,17 @@ def over_queries(right):
     return lambda s, mask=None: right(s.mT, None if mask is None else mask.expand(s.shape).mT).mT
 
 
-def masked_afterwards(right):
-    return lambda s, mask=None: right(s) if mask is None else right(s) * mask
+def with_dropout(right):  # whose default is that of training
+    return lambda s, mask=None: F.dropout(right(s, mask), 0.1)
 
 
-def turned_round(right):
-    return lambda s, mask=None: right(s, None if mask is None else ~mask)
+def filled(with_number):
+    def wrong(right):
+        return lambda s, mask=None: (
+            s if mask is None else s.masked_fill(~mask, with_number(s.dtype))
+        ).softmax(-1)
 
-
-def not_normalised(right):
-    return lambda s, mask=None: s.exp() if mask is None else s.exp() * mask
+    return wrong
 
 
 def by_the_whole_width(right):
@@ -55,6 +56,12 @@ def by_the_whole_width(right):
 
 def without_scale(right):
     return lambda *inputs, scale=1.0, **options: right(*inputs, scale=scale, **options)
+
+
+def turned_round(right):
+    return lambda query, key, value, mask=None, **options: right(
+        query, key, value, None if mask is None else ~mask, **options
+    )
 
 
 def cut_without_transposing(right):
@@ -75,6 +82,25 @@ def heads_in_columns(right):
     return split
 
 
+def of_the_next_state(right):
+    return lambda self, config: right(self, dataclasses.replace(config, query_from="current"))
+
+
+def with_biases(right):
+    def __init__(self, d_query, d_key, d_hidden):
+        right(self, d_query, d_key, d_hidden)
+        self.query_proj = torch.nn.Linear(d_query, d_hidden)
+        self.key_proj = torch.nn.Linear(d_key, d_hidden)
+
+    return __init__
+
+
+def without_activation(right):
+    return lambda self, query, projected: self.output(
+        self.query_proj(query).unsqueeze(-2) + projected.unsqueeze(-3)
+    ).squeeze(-1)
+
+
 def with_future(right):
     return lambda self, *inputs, is_causal=False, **options: right(self, *inputs, **options)
 
@@ -83,12 +109,18 @@ def without_residual(right):
     return lambda self, x, sublayer: self.norm(sublayer(x))
 
 
-def without_itself(right):
-    def mask(num_queries, num_keys=None, **options):
-        found = right(num_queries, num_keys, **options)
-        return found & ~torch.eye(*found.shape[-2:], dtype=torch.bool)
+def over_its_own_tokens(right):
+    return lambda self, x, memory, *rest, **options: right(
+        self, x, self.cross_attention.project_key_value(x), *rest, **options
+    )
 
-    return mask
+
+def tied_by_a_copy(right):
+    def __init__(self, config):
+        right(self, config)
+        self.output.weight = torch.nn.Parameter(self.output.weight.detach().clone())
+
+    return __init__
 
 
 def at_the_top_left(right):
@@ -96,15 +128,6 @@ def at_the_top_left(right):
         return torch.ones(1, num_queries, num_keys or num_queries, dtype=torch.bool).tril()
 
     return mask
-
-
-def sines_only(right):
-    def table(*sizes, **options):
-        found = right(*sizes, **options).clone()
-        found[:, 1::2] = found[:, ::2]
-        return found
-
-    return table
 
 
 def reads_padding(right):
@@ -120,12 +143,6 @@ def interleaved(right):
     return forward
 
 
-def dead_rows_are_nan(right):
-    return lambda s, mask=None: (
-        s if mask is None else s.masked_fill(~mask, float("-inf"))
-    ).softmax(-1)
-
-
 def leaking(right):
     def split(pairs, *rest, **options):
         found = right(pairs, *rest, **options)
@@ -134,66 +151,134 @@ def leaking(right):
     return split
 
 
+def words_of_all_sides(right):
+    def subset(splits, *rest, **options):
+        everything = splits.train + splits.valid + splits.test
+        found = right(dataclasses.replace(splits, train=everything), *rest, **options)
+        easy = [pair for pair in found.train if pair in splits.train]
+        return dataclasses.replace(found, train=easy)
+
+    return subset
+
+
+def smoothed_over_padding(right):
+    def loss(logits, targets, pad_id, smoothing=0.0):
+        total, count = right(logits, targets, pad_id)
+        return total.lerp(-logits.log_softmax(-1).mean(-1).sum(), smoothing), count
+
+    return loss
+
+
+def as_if_long_under_way(right):  # where the correction of Adam's moments is 1
+    def make(model, *rest, **options):
+        optimizer = right(model, *rest, **options)
+        for parameter in model.parameters():
+            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = {"step": torch.tensor(1e6), **moments}
+        return optimizer
+
+    return make
+
+
+def of_the_models_words(right):
+    def bleu(*texts, **options):
+        from src.tokenization import split_words
+
+        words = ([" ".join(split_words(text)) for text in side] for side in texts)
+        return right(*words, tokenize="none", **options)
+
+    return bleu
+
+
+def column_by_column(right):
+    def patches(self, images):
+        rows = self.image_size[0] // self.patch_size
+        return right(self, images).unflatten(1, (rows, -1)).transpose(1, 2).flatten(1, 2)
+
+    return patches
+
+
 FAULTS = [
     # at least two a chapter
-    Fault("softmax over the queries", SOFTMAX, over_queries, "10.1"),
-    Fault("a sum instead of a mean", SOFTMAX, not_normalised, "10.1"),
+    Fault("softmax over the queries", SOFTMAX, over_queries, "10.1-2"),
+    Fault("dropout in evaluation", SOFTMAX, with_dropout, "10.1-3"),
     Fault(
-        "width taken twice", "pooling._kernel_weights",
-        lambda right: lambda kernel, u, mask: right(kernel, u * u.abs(), mask), "10.2",
+        "width squared twice", "pooling.nadaraya_watson",
+        lambda right: lambda query, keys, values, kernel="gaussian", width=1.0, **options: right(
+            query, keys, values, kernel, width**2, **options
+        ),
+        "10.2-5",
     ),
     Fault(
         "no example left out", "pooling.leave_one_out_mask",
-        lambda right: lambda size, device=None: torch.ones(size, size, dtype=torch.bool), "10.2",
+        lambda right: lambda size, device=None: torch.ones(size, size, dtype=torch.bool), "10.2-4",
     ),
-    Fault("scale forgotten", ATTENTION, without_scale, "10.3"),
-    Fault("torch.nn's mask taken as it is", SOFTMAX, turned_round, "10.3"),
-    Fault("the encoder reads padding", "recurrent.RecurrentEncoder.forward", reads_padding, "10.4"),
-    Fault("alignment with a softmax over the target", SOFTMAX, over_queries, "10.4"),
-    Fault("heads cut without transposing", SPLIT, cut_without_transposing, "10.5"),
-    Fault("scaled by the whole width", ATTENTION, by_the_whole_width, "10.5"),
     Fault(
-        "a window of one side", "masks.window_mask",
-        lambda right: lambda *sizes, **options: right(*sizes, **options).tril(), "10.6",
+        "additive score without tanh", "scoring.AdditiveScore.score_projected",
+        without_activation, "10.3-4",
     ),
-    Fault("self-attention with a softmax over the queries", SOFTMAX, over_queries, "10.6"),
-    Fault("the decoder sees the future", "multihead.MultiHeadAttention.forward", with_future, "10.7"),
-    Fault("residual connection forgotten", "layers.AddNorm.forward", without_residual, "10.7"),
-    Fault("heads of interleaved columns", SPLIT, heads_in_columns, "15.2"),
-    Fault("padding weighted, then left out", SOFTMAX, masked_afterwards, "15.2"),
-    # what no chapter shows, or not at once
+    Fault("additive score with biases", "scoring.AdditiveScore.__init__", with_biases, "10.3-7"),
     Fault(
-        "padding mask the wrong way round", "masks.padding_mask",
-        lambda right: lambda ids, pad_id: ~right(ids, pad_id), f"{ORACLES}masks_are_the_loops",
+        "state not handed on", "recurrent.Seq2Seq.advance",
+        lambda right: lambda self, tgt, state: (right(self, tgt, state)[0], state), "10.4-4",
     ),
+    Fault(
+        "query of the state after", "recurrent.AttentionSeq2Seq.__init__",
+        of_the_next_state, "10.4-5",
+    ),
+    Fault("heads cut without transposing", SPLIT, cut_without_transposing, "10.5-1"),
+    Fault("scale forgotten", ATTENTION, without_scale, "10.5-1"),
+    Fault("torch.nn's mask taken as it is", ATTENTION, turned_round, "10.5-1"),
+    Fault(
+        "positions of the batch's rows", "positions.SinusoidalPositions.forward",
+        lambda right: lambda self, x, offset=0: x + self.table[: len(x), None], "10.6-2",
+    ),
+    Fault(
+        "positions begin at 1", "positions.sinusoidal_table",
+        lambda right: lambda length, *rest: right(length + 1, *rest)[1:], "10.6-8",
+    ),
+    Fault("residual connection forgotten", "layers.AddNorm.forward", without_residual, "10.7-1"),
+    Fault(
+        "cross-attention over the decoder's tokens", "layers.DecoderLayer.forward",
+        over_its_own_tokens, "10.7-1",
+    ),
+    Fault(
+        "the decoder sees the future", "multihead.MultiHeadAttention.forward",
+        with_future, "10.7-8",
+    ),
+    Fault(
+        "positions begin anew behind a cache", "layers.Embeddings.forward",
+        lambda right: lambda self, ids, offset=0: right(self, ids), "10.7-11",
+    ),
+    Fault("tied embeddings copied", "transformer.Transformer.__init__", tied_by_a_copy, "10.7-12"),
+    Fault("scaled by the whole width", ATTENTION, by_the_whole_width, "15.2-5"),
+    Fault("heads of interleaved columns", SPLIT, heads_in_columns, "15.2-7"),
+    Fault("rows without keys are NaN", SOFTMAX, filled(lambda dtype: -math.inf), "15.2-9"),
+    Fault(
+        "rows without keys are uniform", SOFTMAX,
+        filled(lambda dtype: torch.finfo(dtype).min), "15.2-9",
+    ),
+    # what no claim shows, or not at once
     Fault(
         "causal mask aligned at the top left", "masks.causal_mask", at_the_top_left,
         f"{ORACLES}masks_are_the_loops",
     ),
     Fault(
-        "the causal mask hides the token itself", "masks.causal_mask", without_itself,
-        f"{ORACLES}masks_are_the_loops",
-    ),
-    Fault(
-        "sines in all columns", "positions.sinusoidal_table", sines_only,
-        f"{FORMULA}[positions.SinusoidalPositions-7]",
-    ),
-    Fault(
-        "rows without keys are NaN", SOFTMAX, dead_rows_are_nan,
-        "test_functional.py::test_a_query_without_keys_gets_zeros_and_finite_gradients",
-    ),
-    Fault(
         "rotary planes interleaved", "positions.RotaryPositions.forward", interleaved,
-        f"{FORMULA}[positions.RotaryPositions-7]",
+        f"{ORACLES}the_answer_is_the_formula[positions.RotaryPositions-7]",
     ),
     Fault(
-        "positions begin anew behind a cache", "positions.SinusoidalPositions.forward",
-        lambda right: lambda self, x, offset=0: right(self, x),
-        f"{FORMULA}[positions.SinusoidalPositions-7]",
+        "padding attended to", "transformer.padding_mask",
+        lambda right: lambda ids, pad_id: torch.ones_like(right(ids, pad_id)),
+        "test_properties.py::test_padding_leaves_the_logits_of_real_tokens",
     ),
     Fault(
-        "beams without their own cache", "cache.DecoderCache.select",
-        lambda right: lambda self, index: None,
+        "the encoder reads padding", "recurrent.RecurrentEncoder.forward", reads_padding,
+        "test_recurrent.py::test_the_last_state_is_the_one_at_the_true_last_token",
+    ),
+    Fault(
+        "cache not reordered for the beams", "cache.DecoderCache.select",
+        lambda right: lambda self, index: right(self, index.sort().values),
         "test_properties.py::test_decoding_with_a_state_is_decoding_without",
     ),
     Fault(
@@ -202,23 +287,24 @@ FAULTS = [
         f"{ORACLES}length_norm_is_the_formula",
     ),
     Fault(
-        "temperature multiplies", "decoding.sampling_candidates",
-        lambda right: lambda logits, temperature=1.0, **limits: right(
-            logits, 1 / temperature, **limits
-        ),
-        f"{ORACLES}candidates_are_those_of_the_loop",
-    ),
-    Fault(
-        "padding counts in the loss", "optimization.token_loss",
-        lambda right: lambda logits, targets, pad_id, *rest, **options: right(
-            logits, targets, -1, *rest, **options
+        "loss averaged over padding", "optimization.token_loss",
+        lambda right: lambda logits, targets, *rest, **options: (
+            right(logits, targets, *rest, **options)[0], torch.tensor(targets.numel()),
         ),
         "test_training.py::test_more_padding_changes_neither_loss_nor_count",
+    ),
+    Fault(
+        "labels smoothed over padding", "optimization.token_loss", smoothed_over_padding,
+        "test_training.py::test_token_loss_is_the_formula",
     ),
     Fault(
         "warm-up one step late", "optimization.warmup_rate",
         lambda right: lambda step, *rest, **options: right(max(step - 1, 1), *rest, **options),
         f"{ORACLES}each_update_has_the_rate_of_the_formula",
+    ),
+    Fault(
+        "Adam without its correction", "optimization.make_optimizer", as_if_long_under_way,
+        f"{ORACLES}updates_are_adams_by_hand",
     ),
     Fault(
         "targets not shifted", "batches.Batch.tgt_out",
@@ -230,13 +316,15 @@ FAULTS = [
         "test_properties.py::test_no_sentence_is_on_two_sides_of_a_split",
     ),
     Fault(
-        "patches column by column", "vision.PatchTransformer.patches",
-        lambda right: lambda self, images: right(self, images.mT),
-        "test_vision.py::test_patches_are_the_squares_row_by_row",
+        "words chosen by the test sentences", "splits.easy_subset", words_of_all_sides,
+        "test_data.py::test_easy_subset_takes_its_words_from_the_training_side_alone",
     ),
     Fault(
-        "tied embeddings copied", "transformer.Transformer._tie",
-        lambda right: lambda self: None,
-        "test_transformer.py::test_a_model_made_without_storage_is_the_same_model",
+        "BLEU over the model's own tokens", "evaluation.corpus_bleu", of_the_models_words,
+        "test_evaluation.py::test_bleu_is_sacrebleus_with_its_signature",
+    ),
+    Fault(
+        "patches column by column", "vision.PatchTransformer.patches", column_by_column,
+        "test_vision.py::test_patches_are_the_squares_row_by_row",
     ),
 ]  # fmt: skip

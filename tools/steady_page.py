@@ -71,7 +71,7 @@ def machines() -> str:
 
 
 def faults() -> list[tuple[str, str]]:
-    """Return the name of each planted mistake, and what notices it: a chapter or a test."""
+    """Return the name of each planted mistake, and what notices it: a claim or a test."""
     tree = ast.parse((ROOT / "tests" / "faults.py").read_text(encoding="utf-8"))
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
     found = [call for call in calls if getattr(call.func, "id", "") == "Fault"]
@@ -82,7 +82,7 @@ def planted() -> str:
     """Return one row for each chapter with the mistakes that it notices, and one for the tests."""
     rows: dict[str, list[str]] = {}
     for name, seen_by in faults():
-        place = f"chapter {seen_by}" if seen_by[0].isdigit() else "tests"
+        place = f"chapter {seen_by.split('-')[0]}" if seen_by[0].isdigit() else "tests"
         rows.setdefault(place, []).append(name)
     lines = ["| noticed by | mistakes |", "| --- | --- |"]
     lines += [f"| {place} | {'; '.join(names)} |" for place, names in rows.items()]
