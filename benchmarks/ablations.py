@@ -21,13 +21,15 @@ from tqdm import tqdm
 from benchmarks import _command
 from benchmarks.heads import real_splits
 from benchmarks.seq2seq_attention import toy_splits
-from src.batches import BucketedBatches, encode_pairs
 from src.config import TransformerConfig
-from src.data import Splits
+from src.data.batches import BucketedBatches, encode_pairs
+from src.data.splits import Splits
+from src.data.tokenization import WordTokenizer
 from src.layers import AddNorm
 from src.multihead import MultiHeadAttention
-from src.tokenization import WordTokenizer
-from src.training import Trainer, TrainingConfig, corpus_bleu, evaluate, translate
+from src.training.config import TrainingConfig
+from src.training.evaluation import corpus_bleu, evaluate, translate
+from src.training.trainer import Trainer
 from src.transformer import Transformer
 
 FULL = {

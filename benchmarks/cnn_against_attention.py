@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from benchmarks import _command
 from src import results
-from src.classification import accuracy, fit, minibatches
-from src.vision import ConvNet, PatchTransformer
+from src.applications.classification import accuracy, fit, minibatches
+from src.applications.vision import ConvNet, PatchTransformer
 
 MODELS = {
     "convolution": lambda: ConvNet(10),

@@ -16,11 +16,14 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import _command
-from src.batches import BucketedBatches, encode_pairs, pad
-from src.dates import DatePair, alignment_agreement, load_dates
-from src.recurrent import AttentionSeq2Seq, RecurrentConfig, Seq2Seq
-from src.tokenization import WordTokenizer
-from src.training import Trainer, TrainingConfig, translate
+from src.config import RecurrentConfig
+from src.data.batches import BucketedBatches, encode_pairs, pad
+from src.data.dates import DatePair, alignment_agreement, load_dates
+from src.data.tokenization import WordTokenizer
+from src.recurrent import AttentionSeq2Seq, Seq2Seq
+from src.training.config import TrainingConfig
+from src.training.evaluation import translate
+from src.training.trainer import Trainer
 
 FULL = {
     "seeds": [0, 1, 2], "train_dates": 4000, "test_dates": 300, "d_embed": 32, "d_state": 64,

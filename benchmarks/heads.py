@@ -25,13 +25,16 @@ from tqdm import tqdm
 
 from benchmarks.seq2seq_attention import toy_splits
 from src import results
-from src.batches import BucketedBatches, encode_pairs
 from src.config import TransformerConfig
-from src.data import Splits, easy_subset, load_pairs, split_pairs
+from src.data.batches import BucketedBatches, encode_pairs
+from src.data.splits import Splits, easy_subset, split_pairs
+from src.data.tatoeba import load_pairs
+from src.data.tokenization import WordTokenizer
 from src.masks import causal_mask, padding_mask
 from src.multihead import MultiHeadAttention
-from src.tokenization import WordTokenizer
-from src.training import Trainer, TrainingConfig, corpus_bleu, evaluate, translate
+from src.training.config import TrainingConfig
+from src.training.evaluation import corpus_bleu, evaluate, translate
+from src.training.trainer import Trainer
 from src.transformer import Transformer
 
 FULL = {

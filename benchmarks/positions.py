@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks import _command
-from src.classification import IGNORED, TokenClassifier, accuracy, fit, look_back_batch
+from src.applications.classification import IGNORED, TokenClassifier, accuracy, fit, look_back_batch
 from src.config import TransformerConfig
 
 KINDS = ("sinusoidal", "learned", "rotary", "none")

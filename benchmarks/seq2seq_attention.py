@@ -20,19 +20,16 @@ from typing import Any
 import torch
 
 from src import results
-from src.data import (
-    BucketedBatches,
-    Pair,
-    Splits,
-    WordTokenizer,
-    easy_subset,
-    encode_pairs,
-    load_pairs,
-    split_pairs,
-    split_words,
-)
-from src.recurrent import AttentionSeq2Seq, RecurrentConfig, Seq2Seq
-from src.training import Trainer, TrainingConfig, corpus_bleu, translate
+from src.config import RecurrentConfig
+from src.data.batches import BucketedBatches, encode_pairs
+from src.data.readers import Pair
+from src.data.splits import Splits, easy_subset, split_pairs
+from src.data.tatoeba import load_pairs
+from src.data.tokenization import WordTokenizer, split_words
+from src.recurrent import AttentionSeq2Seq, Seq2Seq
+from src.training.config import TrainingConfig
+from src.training.evaluation import corpus_bleu, translate
+from src.training.trainer import Trainer
 
 NAME = "seq2seq_attention"
 MODELS = {

@@ -15,12 +15,15 @@ import time
 import torch
 
 from src import results
-from src.batches import BucketedBatches, encode_pairs
-from src.config import TransformerConfig
-from src.data import easy_subset, load_pairs, split_pairs
-from src.recurrent import AttentionSeq2Seq, RecurrentConfig
-from src.tokenization import WordTokenizer
-from src.training import Record, Trainer, TrainingConfig, corpus_bleu, evaluate, translate
+from src.config import RecurrentConfig, TransformerConfig
+from src.data.batches import BucketedBatches, encode_pairs
+from src.data.splits import easy_subset, split_pairs
+from src.data.tatoeba import load_pairs
+from src.data.tokenization import WordTokenizer
+from src.recurrent import AttentionSeq2Seq
+from src.training.config import Record, TrainingConfig
+from src.training.evaluation import corpus_bleu, evaluate, translate
+from src.training.trainer import Trainer
 from src.transformer import Transformer
 
 FULL = {

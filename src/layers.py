@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from src.cache import KVCache
 from src.config import TransformerConfig
-from src.ids import check_ids
 from src.multihead import MultiHeadAttention
 from src.packing import Packing
 from src.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
+from src.token_ids import check_ids
 
 _ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 

@@ -13,14 +13,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from src.config import RecurrentConfig
 from src.functional import masked_softmax
-from src.ids import check_ids
 from src.masks import padding_mask
-from src.recurrent_config import RecurrentConfig
 from src.scoring import AdditiveScore, BilinearScore, DotScore, ScaledDotScore
+from src.token_ids import check_ids
 
-__all__ = ["AttentionSeq2Seq", "DecoderState", "RecurrentConfig", "RecurrentEncoder",
-           "RecurrentStepper", "Seq2Seq"]  # fmt: skip
+__all__ = [
+    "AttentionSeq2Seq",
+    "DecoderState",
+    "RecurrentEncoder",
+    "RecurrentStepper",
+    "Seq2Seq",
+]
 
 
 class RecurrentEncoder(nn.Module):

@@ -28,24 +28,9 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from src import distributed
 from src.assets import AssetError
-from src.checkpoints import load_checkpoint
-from src.data import (
-    BucketedBatches,
-    Pair,
-    Splits,
-    Tokenizer,
-    encode_pairs,
-    load_pairs,
-    read_moses,
-    read_tsv,
-    split_pairs,
-)
-from src.evaluation import BLEUScore, corpus_bleu, translate
-from src.files import naming
-from src.options import complain, in_flags, write_json
-from src.train_options import (
+from src.cli.options import complain, in_flags, write_json
+from src.cli.train_options import (
     BATCHES,
     TOKENIZERS,
     build_parser,
@@ -53,7 +38,17 @@ from src.train_options import (
     read_options,
     training_config,
 )
-from src.training import Evaluation, Record, Trainer
+from src.data.batches import BucketedBatches, encode_pairs
+from src.data.readers import Pair, read_moses, read_tsv
+from src.data.splits import Splits, split_pairs
+from src.data.tatoeba import load_pairs
+from src.data.tokenization import Tokenizer
+from src.files import naming
+from src.training import distributed
+from src.training.checkpoints import load_checkpoint
+from src.training.config import Evaluation, Record
+from src.training.evaluation import BLEUScore, corpus_bleu, translate
+from src.training.trainer import Trainer
 from src.transformer import Transformer
 
 try:

@@ -6,13 +6,13 @@ from torch import Tensor, nn
 
 from src.cache import DecoderCache, KVCache
 from src.config import TransformerConfig
-from src.ids import check_padding
 from src.layers import DecoderLayer, Embeddings, EncoderLayer, MemoryHeads, Record
 from src.masks import padding_mask
 from src.packing import Packing
 from src.positions import RotaryPositions, fill_tables
+from src.token_ids import check_padding
 
-__all__ = ["Decoder", "Encoder", "Transformer", "TransformerConfig", "TransformerStepper"]
+__all__ = ["Decoder", "Encoder", "Transformer", "TransformerStepper"]
 
 
 class _Stack(nn.Module):
@@ -176,7 +176,7 @@ class Transformer(nn.Module):
 
         Raises:
             ValueError: If a batch is empty, the rows differ in number, a sequence is longer than
-                ``max_len``, or, as far as it costs nothing to look (`src.ids`), an id lies
+                ``max_len``, or, as far as it costs nothing to look (`src.token_ids`), an id lies
                 outside its vocabulary or padding comes before a token.
         """
         mask = padding_mask(src, self.config.pad_id)

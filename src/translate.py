@@ -18,14 +18,16 @@ from typing import Any, BinaryIO
 
 from torch import nn
 
-from src.checkpoints import CheckpointError, load_checkpoint, read_header, vocabularies
-from src.data import Tokenizer, encode_source
+from src.cli.options import Parser, complain
+from src.config import TransformerConfig
+from src.data.batches import encode_source
+from src.data.tokenization import Tokenizer
 from src.decoding import LARGEST_PENALTY
-from src.distributed import pick_device
-from src.evaluation import Translation, align_words, translate_nbest
 from src.files import naming, replacing
-from src.options import Parser, complain
-from src.transformer import Transformer, TransformerConfig
+from src.training.checkpoints import CheckpointError, load_checkpoint, read_header, vocabularies
+from src.training.distributed import pick_device
+from src.training.evaluation import Translation, align_words, translate_nbest
+from src.transformer import Transformer
 
 PROGRAM = "src.translate"
 SEPARATOR = " ||| "

@@ -30,10 +30,9 @@ import torch._dynamo  # noqa: E402, F401
 import torch.utils.flop_counter  # noqa: E402, F401
 
 import notebooks  # noqa: E402
-from faults import FAULTS, Fault  # noqa: E402
-
 import src.train  # noqa: E402, F401
-from src import classification, live, pooling, pretrained, vision  # noqa: E402, F401
+from faults import FAULTS, Fault  # noqa: E402
+from src.applications import classification, minilm, vision  # noqa: E402, F401
 
 LIMIT = 120  # seconds of computing: a fault may well make a loop endless
 # A test of random examples has failed at the first that fails: the least one need not be found.

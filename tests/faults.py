@@ -182,7 +182,7 @@ def as_if_long_under_way(right):  # where the correction of Adam's moments is 1
 
 def of_the_models_words(right):
     def bleu(*texts, **options):
-        from src.tokenization import split_words
+        from src.data.tokenization import split_words
 
         words = ([" ".join(split_words(text)) for text in side] for side in texts)
         return right(*words, tokenize="none", **options)

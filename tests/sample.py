@@ -1,16 +1,13 @@
 """A small notebook that obeys every rule for chapters: tests break it in one place at a time."""
 
 import json
-import sys
 from pathlib import Path
 
+import folds
+import notebooks
+import repository
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
-
-import folds  # noqa: E402
-import notebooks  # noqa: E402
-import repository  # noqa: E402
-
 # A picture of one pixel.
 PNG = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"

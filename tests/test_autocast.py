@@ -13,10 +13,10 @@ from src.config import TransformerConfig
 from src.functional import attention, masked_softmax
 from src.layers import AddNorm
 from src.multihead import MultiHeadAttention
-from src.optimization import token_loss
 from src.pooling import KERNELS, KernelRegression, nadaraya_watson
 from src.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
 from src.scoring import AdditiveScore, BilinearScore, DotScore, ScaledDotScore, attend
+from src.training.optimization import token_loss
 from toy_training import tiny_model
 
 B, T, S, D = 3, 5, 7, 8

@@ -1,11 +1,11 @@
-"""`src.batches`: each example once an epoch, within the budget, on any number of ranks."""
+"""`src.data.batches`: each example once an epoch, within the budget, on any number of ranks."""
 
 import dataclasses
 
 import pytest
 import torch
 
-from src.batches import (
+from src.data.batches import (
     Batch,
     BucketedBatches,
     Example,
@@ -14,7 +14,7 @@ from src.batches import (
     encode_target,
     pad,
 )
-from src.tokenization import WordTokenizer
+from src.data.tokenization import WordTokenizer
 
 BOS, EOS = 1, 2
 

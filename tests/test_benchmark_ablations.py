@@ -12,8 +12,9 @@ from benchmarks import ablations as script
 from benchmarks.seq2seq_attention import toy_splits
 from src.config import TransformerConfig
 from src.multihead import MultiHeadAttention
-from src.optimization import warmup_rate
-from src.training import Trainer, TrainingConfig
+from src.training.config import TrainingConfig
+from src.training.optimization import warmup_rate
+from src.training.trainer import Trainer
 from src.transformer import Transformer
 
 pytestmark = pytest.mark.slow

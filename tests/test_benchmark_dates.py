@@ -6,7 +6,7 @@ import pytest
 
 import src.results as results
 from benchmarks import dates as script
-from src.dates import load_dates
+from src.data.dates import load_dates
 
 pytestmark = pytest.mark.slow
 

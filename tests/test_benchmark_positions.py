@@ -5,7 +5,7 @@ import torch
 
 import src.results as results
 from benchmarks import cnn_against_attention, positions
-from src.classification import IGNORED
+from src.applications.classification import IGNORED
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import pytest
 
 import src.results as results
 from benchmarks import seq2seq_attention as script
-from src.data import split_words
+from src.data.tokenization import split_words
 
 pytestmark = pytest.mark.slow
 

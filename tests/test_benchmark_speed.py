@@ -9,9 +9,9 @@ import sys
 
 import pytest
 import torch
-from sample import ROOT
 
 from benchmarks.speed import measure, peers, plan
+from sample import ROOT
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import axe_playwright_python
 import pytest
-from sample import ROOT, notebooks
 
 import browser as chromium  # in tools/, which `sample` has put on the path
+from sample import ROOT, notebooks
 
 HTML = ROOT / "_build" / "html"
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")

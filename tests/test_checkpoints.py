@@ -11,16 +11,17 @@ import sys
 import time
 from pathlib import Path
 
-import processes
 import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from src import checkpoints
-from src.batches import BucketedBatches
-from src.checkpoints import (
+import processes
+from src.data.batches import BucketedBatches
+from src.files import replacing
+from src.training import checkpoints
+from src.training.checkpoints import (
     CheckpointError,
     ConfigMismatch,
     load_checkpoint,
@@ -29,7 +30,6 @@ from src.checkpoints import (
     save_checkpoint,
     set_rng_state,
 )
-from src.options import replacing
 from toy_training import (
     copy_examples,
     tiny_model,
@@ -395,7 +395,8 @@ def test_generators_of_a_process_that_was_not_there():
 
 @pytest.mark.gpu
 def test_resuming_on_the_gpu_is_exact(tmp_path):
-    from src.training import Trainer, TrainingConfig
+    from src.training.config import TrainingConfig
+    from src.training.trainer import Trainer
 
     def run(steps, directory):
         batches = BucketedBatches(copy_examples(), batch_size=5, seed=2)

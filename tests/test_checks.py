@@ -12,10 +12,10 @@ from torch import nn
 import src.checks as checks
 from src.checks.engine import UNCHANGED, Case, run
 from src.functional import attention, masked_softmax
-from src.optimization import token_loss
 from src.pooling import KernelRegression
 from src.positions import sinusoidal_table
 from src.scoring import DotScore, attend
+from src.training.optimization import token_loss
 
 INF = float("inf")
 

@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from src.classification import IGNORED, TokenClassifier, accuracy, fit, look_back_batch, minibatches
+from src.applications.classification import (
+    IGNORED,
+    TokenClassifier,
+    accuracy,
+    fit,
+    look_back_batch,
+    minibatches,
+)
 from src.config import TransformerConfig
 
 

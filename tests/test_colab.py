@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from filelock import FileLock
+
 from sample import ROOT
 
 pytestmark = pytest.mark.slow

@@ -5,25 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from src import data
-from src.data import (
-    Cleaning,
-    CorpusError,
-    Pair,
-    Splits,
-    clean_pairs,
-    easy_subset,
-    load_pairs,
-    read_moses,
-    read_tatoeba,
-    read_tsv,
-    split_pairs,
-    split_words,
-)
+from src.data import tatoeba
+from src.data.readers import CorpusError, Pair, read_moses, read_tsv
+from src.data.splits import Splits, easy_subset, split_pairs
+from src.data.tatoeba import Cleaning, clean_pairs, load_pairs, read_tatoeba
+from src.data.tokenization import split_words
 
 
 @pytest.fixture
-def tatoeba(tmp_path, monkeypatch):
+def sentences(tmp_path, monkeypatch):
     """A file of Tatoeba's form with a case for each thing that cleaning does."""
     english_german_french_spanish = [
         ("Hello!", "Hallo!", "Bonjour\u202f!", "-"),
@@ -40,16 +30,16 @@ def tatoeba(tmp_path, monkeypatch):
         for n, (en, de, fr, es) in enumerate(english_german_french_spanish)
     ]
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    monkeypatch.setattr(data, "fetch", lambda name: {"tatoeba": path}[name])
+    monkeypatch.setattr(tatoeba, "fetch", lambda name: {"tatoeba": path}[name])
 
 
-def test_read_tatoeba_takes_the_columns_of_the_language(tatoeba):
+def test_read_tatoeba_takes_the_columns_of_the_language(sentences):
     assert len(read_tatoeba("fra")) == 6
     assert read_tatoeba("deu") == [("Hello!", "Hallo!"), ("I see her.", "Ich sehe sie.")]
     assert read_tatoeba("spa") == [("Hello!", "¡Hola!"), ("I see her.", "La veo.")]
 
 
-def test_load_pairs_normalises_deduplicates_and_filters(tatoeba):
+def test_load_pairs_normalises_deduplicates_and_filters(sentences):
     assert load_pairs("fra") == [
         Pair("Hello!", "Bonjour !"),
         Pair("I see her.", "Je la vois."),
@@ -60,7 +50,7 @@ def test_load_pairs_normalises_deduplicates_and_filters(tatoeba):
     assert load_pairs("fra", min_words=2) == load_pairs("fra")[1:2]
 
 
-def test_cleaning_counts_every_pair_once(tatoeba):
+def test_cleaning_counts_every_pair_once(sentences):
     pairs, report = clean_pairs(read_tatoeba("fra"), "fra", max_words=3)
     assert report == Cleaning(raw=6, duplicate=1, unsuitable=2, other_length=1, kept=2)
     assert len(pairs) == report.kept
@@ -75,7 +65,7 @@ def test_cleaning_counts_every_pair_once(tatoeba):
         (lambda: clean_pairs([], "fra", min_words=4, max_words=3), "but are 4 and 3"),
     ],
 )
-def test_bad_arguments(tatoeba, call, message):
+def test_bad_arguments(sentences, call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -86,8 +76,8 @@ def test_bad_arguments(tatoeba, call, message):
      ("spa", "asesinato", "asistir"), ("deu", "Scheißwetter", "scheint")],
 )  # fmt: skip
 def test_content_filter_matches_whole_words(language, word, longer):
-    assert not data.is_suitable(f"Ah, {word}!", language)
-    assert data.is_suitable(f"Ah, {longer}!", language)
+    assert not tatoeba.is_suitable(f"Ah, {word}!", language)
+    assert tatoeba.is_suitable(f"Ah, {longer}!", language)
 
 
 # --- the split ---------------------------------------------------------------------------------
@@ -234,9 +224,9 @@ def test_real_corpus_is_the_one_that_the_book_describes(french):
         raw=36571, duplicate=1665, unsuitable=209, other_length=0, kept=len(pairs)
     )
     assert Pair("Let's try something.", "Essayons quelque chose !") in pairs
-    assert all(sentence == data.normalise(sentence) for pair in pairs[::97] for sentence in pair)
+    assert all(sentence == tatoeba.normalise(sentence) for pair in pairs[::97] for sentence in pair)
     page = Path(__file__).parents[1] / "book" / "data.md"
-    assert data._describe("fra", pairs, report) in page.read_text(encoding="utf-8")
+    assert tatoeba._describe("fra", pairs, report) in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -260,13 +250,13 @@ def test_real_easy_subset(french_splits):
     assert [len(side) for side in sides(easy)] == [6495, 356, 380]
 
 
-def test_main_prints_counts_licence_and_examples(tatoeba, capsys):
-    data.main(["--target", "fra"])
+def test_main_prints_counts_licence_and_examples(sentences, capsys):
+    tatoeba.main(["--target", "fra"])
     printed = capsys.readouterr().out
-    assert "CC BY 2.0 FR" in printed and data.ASSETS["tatoeba"].sha256 in printed
+    assert "CC BY 2.0 FR" in printed and tatoeba.ASSETS["tatoeba"].sha256 in printed
     counts = re.findall(r"(pairs in the file|repeated|content filter|kept) +(\d+)", printed)
     assert [int(number) for _, number in counts] == [6, 1, 2, 3]
     assert "    Hello! | Bonjour !\n    I see her. | Je la vois.\n" in printed
     assert "English – deu" not in printed
-    data.main([])
+    tatoeba.main([])
     assert "English – deu" in capsys.readouterr().out

@@ -8,15 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from src.dates import (
-    FIRST,
-    LAST,
-    alignment_agreement,
-    date_pair,
-    english_patterns,
-    load_dates,
-)
-from src.tokenization import WordTokenizer
+from src.data.dates import FIRST, LAST, alignment_agreement, date_pair, english_patterns, load_dates
+from src.data.tokenization import WordTokenizer
 
 DAY = datetime.date(1998, 10, 7)  # a Wednesday
 ANY_PATTERN = st.sampled_from(english_patterns())
@@ -87,7 +80,7 @@ def test_no_day_is_on_both_sides_and_seeds_decide():
 
 
 def test_no_day_is_drawn_twice(monkeypatch):
-    monkeypatch.setattr("src.dates.LAST", FIRST + datetime.timedelta(days=100))
+    monkeypatch.setattr("src.data.dates.LAST", FIRST + datetime.timedelta(days=100))
     train, test = load_dates(90, 11)
     assert len({pair.target.split(" 星")[0] for pair in train + test}) == 101  # all that there are
 

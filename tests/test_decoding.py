@@ -11,13 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from src.decoding import (
-    StepFunction,
-    beam_search,
-    greedy,
-    sample,
-    sampling_candidates,
-)
+from src.decoding import StepFunction, beam_search, greedy, sample, sampling_candidates
 
 PAD, BOS, EOS = 0, 1, 2
 IDS = {"pad_id": PAD, "bos_id": BOS, "eos_id": EOS}

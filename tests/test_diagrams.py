@@ -1,7 +1,8 @@
 """The drawings hold what their captions say."""
 
 from matplotlib import pyplot as plt
-from src.diagrams import transformer_diagram
+
+from src.figures.diagrams import transformer_diagram
 
 
 def test_the_diagram_names_every_part_of_the_transformer():

@@ -8,16 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-import processes
 import pytest
 import torch
 from torch.distributed import TCPStore
-from toy_training import distributed_batches, distributed_run, tiny_model, trainer
 
-from src import checkpoints, decoding, distributed, train
-from src.batches import BucketedBatches
-from src.checkpoints import read_header
+import processes
+from src import decoding, train
+from src.data.batches import BucketedBatches
+from src.training import checkpoints, distributed
+from src.training.checkpoints import read_header
 from src.transformer import Transformer
+from toy_training import distributed_batches, distributed_run, tiny_model, trainer
 
 pytestmark = [
     pytest.mark.slow,

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from toy_training import tiny_model
 
-from src import evaluation
-from src.data import SubwordTokenizer, WordTokenizer
-from src.evaluation import (
+from src.config import RecurrentConfig
+from src.data.tokenization import SubwordTokenizer, WordTokenizer
+from src.recurrent import AttentionSeq2Seq
+from src.training import evaluation
+from src.training.evaluation import (
     _groups,
     align,
     align_words,
@@ -14,7 +15,7 @@ from src.evaluation import (
     translate,
     translate_nbest,
 )
-from src.recurrent import AttentionSeq2Seq, RecurrentConfig
+from toy_training import tiny_model
 
 SOURCE = WordTokenizer("one two three four five six seven eight nine".split())
 TARGET = WordTokenizer("un deux trois quatre cinq six sept huit neuf dix onze douze treize".split())

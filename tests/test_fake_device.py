@@ -19,23 +19,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import src
-from src import checkpoints, classification, masks
-from src.batches import Batch, BucketedBatches
-from src.checkpoints import load_checkpoint, save_checkpoint
-from src.classification import TokenClassifier
+from src import masks
+from src.applications import classification
+from src.applications.classification import TokenClassifier
+from src.applications.vision import PatchTransformer
+from src.config import RecurrentConfig
+from src.data.batches import Batch, BucketedBatches
+from src.data.tokenization import WordTokenizer
 from src.decoding import beam_search, greedy, sample
-from src.evaluation import evaluate, translate
 from src.functional import attention
 from src.layers import AddNorm
-from src.optimization import make_optimizer, token_loss
 from src.packing import Packing
 from src.pooling import KernelRegression
-from src.recurrent import AttentionSeq2Seq, RecurrentConfig
+from src.recurrent import AttentionSeq2Seq
 from src.scoring import AdditiveScore, BilinearScore, DotScore, ScaledDotScore, attend
-from src.tokenization import WordTokenizer
-from src.training import Trainer
-from src.updates import Updater
-from src.vision import PatchTransformer
+from src.training import checkpoints
+from src.training.checkpoints import load_checkpoint, save_checkpoint
+from src.training.evaluation import evaluate, translate
+from src.training.optimization import make_optimizer, token_loss
+from src.training.trainer import Trainer
+from src.training.updater import Updater
 from toy_training import PAD, config, copy_examples, tiny_model
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -182,7 +185,7 @@ def test_mixed_precision_there_gives_half_logits_and_a_wide_loss(fake, fields, d
 
 def test_a_batch_is_copied_to_the_device(fake, monkeypatch):
     """What comes before, the look at its ids and page-locked memory, needs what fakes lack."""
-    monkeypatch.setattr("src.updates.check_ids", lambda *_: None)
+    monkeypatch.setattr("src.training.updater.check_ids", lambda *_: None)
     monkeypatch.setattr(Batch, "pin_memory", lambda batch: batch)
     updater = an_updater()
     batch = Batch(ids(B, S).cpu(), ids(B, T).cpu(), num_tokens=1)
@@ -305,7 +308,7 @@ def test_a_checkpoint_goes_to_the_cpu_and_comes_back(fake, monkeypatch, tmp_path
 
 # Every place where one of the loops below waits for the device, and why it has to.
 WAITS = {
-    "training.Trainer._log": "a record holds numbers; one record in `log_every` updates",
+    "trainer.Trainer._log": "a record holds numbers; one record in `log_every` updates",
     "evaluation.evaluate": "the loss is a number; read once, after the last batch",
     "evaluation.translate_nbest": "the words are wanted; once a group of sentences",
     "decoding._decode": "each token: how many sentences go on decides what is computed next, and "
@@ -314,7 +317,7 @@ WAITS = {
     "decoding._BeamSearch.result": "once: how long the longest hypothesis is, and is there one",
     "cache.DecoderCache.select": "each token of a beam: do its rows still have their sentences, "
     "and if not, which are left",
-    "updates.Updater._step": "each update, in float16 alone: did it overflow and is left out",
+    "updater.Updater._step": "each update, in float16 alone: did it overflow and is left out",
     "transformer.Transformer.new_cache": "once: without padding each token is cheaper",
     "recurrent.RecurrentEncoder.forward": "once a batch: PyTorch packs by lengths on the CPU",
     "classification.fit": "each update: the losses are what it returns",
@@ -438,10 +441,10 @@ def test_the_list_of_waits_is_complete_and_holds_nothing_else(hot_loops):
 
 def test_training_waits_for_records_and_for_lengths_alone(hot_loops):
     assert set(hot_loops["Transformer", "train"]) == {
-        "training.Trainer._log", "evaluation.evaluate"
+        "trainer.Trainer._log", "evaluation.evaluate"
     }  # fmt: skip
     assert set(hot_loops["AttentionSeq2Seq", "train"]) == {
-        "training.Trainer._log", "evaluation.evaluate", "recurrent.RecurrentEncoder.forward"
+        "trainer.Trainer._log", "evaluation.evaluate", "recurrent.RecurrentEncoder.forward"
     }  # fmt: skip
 
 

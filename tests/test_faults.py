@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from sample import ROOT
 
 from faults import FAULTS
+from sample import ROOT
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,16 +6,16 @@ Nearly every test runs on the CPU, too, where it shows little but that the test 
 import copy
 from functools import partial
 
-import processes
 import pytest
 import torch
 import torch.distributed as dist
 
-from src.batches import Batch, BucketedBatches
+import processes
+from src.data.batches import Batch, BucketedBatches
 from src.decoding import beam_search, greedy
-from src.optimization import token_loss
-from src.training import Trainer
-from src.updates import Updater
+from src.training.optimization import token_loss
+from src.training.trainer import Trainer
+from src.training.updater import Updater
 from toy_training import PAD, config, copy_examples, tiny_model
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)

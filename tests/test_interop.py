@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from src.interop import (
+from src.applications.interop import (
     _marian_state,
     from_d2l_attention,
     from_marian,

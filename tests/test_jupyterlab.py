@@ -16,9 +16,9 @@ import urllib.request
 from urllib.parse import urlsplit
 
 import pytest
-from sample import ROOT, folds, notebooks
 
 import browser as chromium  # in tools/, which `sample` has put on the path
+from sample import ROOT, folds, notebooks
 
 NOTEBOOKS = notebooks.all_notebooks()
 TOKEN = "chapters"

@@ -13,19 +13,18 @@ import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
-import conftest
 import pytest
 import yaml
 from packaging.requirements import Requirement
-from sample import ROOT, repository
 
+import conftest
 import package  # in tools/, which `sample` has put on the path
 import readme
 import stand_ins
+from sample import ROOT, repository
 
-LEVELS = package.levels()
-MODULES = package.modules()
 FILES = package.files()
+GRAPH = package.graph()
 TEXTS = [
     path
     for pattern in (
@@ -40,38 +39,51 @@ TEXTS = [
 # --- the package
 
 
-def test_every_module_has_one_level():
-    assert sorted(LEVELS) == sorted(MODULES), "the table of CONTRIBUTING.md lists other modules"
-
-
 def test_every_file_of_the_package_is_seen():
-    seen = set(FILES.values()) | {ROOT / "src" / "__init__.py"}
+    seen = set(FILES.values()) | {ROOT / "src/__init__.py", ROOT / "src/data/__main__.py"}
     assert seen == set((ROOT / "src").rglob("*.py"))
-    assert {"checks", "checks.engine", "live.page", "masks"} <= set(FILES)
+    assert {"checks", "checks.engine", "data.batches", "masks"} <= set(FILES)
 
 
-def imported(name):
-    """The modules that a module imports, as in `FILES`."""
-    return {package.module_of(found, FILES) for found in package.imports(FILES[name])}
-
-
-@pytest.mark.parametrize("name", sorted(FILES))
-def test_imports_go_downwards(name):
-    own = name.partition(".")[0]
-    for other in imported(name):
-        whole = other.partition(".")[0]
-        level = LEVELS[whole]
-        if whole == own:
-            assert other != own, f"{name} imports its own package"
-        elif level is None:
-            assert LEVELS[own] is None, f"{name} imports {other}, which is for notebooks only"
-        elif LEVELS[own] is not None:
-            assert level < LEVELS[own], f"{name} imports {other}, which does not stand below it"
+def test_rooms_import_downwards_only():
+    levels = package.levels()  # raises where two rooms need each other
+    assert levels["masks"] == 0 < levels["functional"] < levels["multihead"] < levels["transformer"]
+    assert levels["training"] < levels["cli"] < levels["train"]
+    for room, needs in package.rooms().items():
+        assert needs.isdisjoint(package.ASIDE) or room in package.ASIDE, room
 
 
 def test_no_imports_run_in_a_circle():
-    order = list(graphlib.TopologicalSorter({n: imported(n) for n in FILES}).static_order())
+    order = list(graphlib.TopologicalSorter(GRAPH).static_order())
     assert order.index("checks.engine") < order.index("checks.pooling") < order.index("checks")
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_a_name_is_imported_from_the_module_that_defines_it(name):
+    """Packages pass names on to readers; inside `src` each name has one home."""
+    for found in package.imports(FILES[name]):
+        module = package.module_of(found, FILES)
+        packaged = FILES[module].name == "__init__.py" and name != module
+        if found != module and not packaged:
+            tree = ast.parse(FILES[module].read_text(encoding="utf-8"))
+            assert found.rpartition(".")[2] in names_defined(tree), f"{name} imports {found}"
+        assert not packaged or module in package.ASIDE, f"{name} imports {found}"
+
+
+def names_defined(tree):
+    """The names that a module's own statements define, imports left out."""
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in filter(None, targets):
+            yield from (part.id for part in ast.walk(target) if isinstance(part, ast.Name))
+
+
+def test_the_picture_of_the_house_is_of_today():
+    page = package.PAGE.read_text(encoding="utf-8")
+    assert package.drawn(page) == page, "run python tools/package.py"
+    assert package.picture() in page
 
 
 def test_imports_are_seen_wherever_they_stand(tmp_path):

@@ -6,14 +6,14 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from sample import ROOT, notebooks
-from test_browser import blank, browser, chromium, profile  # noqa: F401 - two fixtures
 
+from sample import ROOT, notebooks
 from src import live
 from src.live.page import labels, numbers, percents
 from src.live.still import bars, heatmap, lines
 from src.pooling import KERNELS, nadaraya_watson
 from src.positions import sinusoidal_table
+from test_browser import blank, browser, chromium, profile  # noqa: F401 - two fixtures
 
 FOLDER = ROOT / "src" / "live"
 SOURCES = [["the", "red", "cat", "<eos>"], ["a", "small", "house", ".", "<eos>"]]

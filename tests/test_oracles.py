@@ -26,17 +26,17 @@ from src import (
     layers,
     masks,
     multihead,
-    optimization,
     pooling,
     positions,
     recurrent,
     scoring,
     transformer,
 )
-from src.batches import Batch, BucketedBatches
-from src.checkpoints import read_header
-from src.training_config import TrainingConfig
-from src.updates import Updater
+from src.data.batches import Batch, BucketedBatches
+from src.training import optimization
+from src.training.checkpoints import read_header
+from src.training.config import TrainingConfig
+from src.training.updater import Updater
 from toy_training import copy_examples, tiny_model, trainer
 
 MODULES = (
@@ -92,8 +92,6 @@ EXCEPTIONS = {
     "scoring.Score": "what the scores share; it has no formula of its own",
     "positions.check_span": "refuses arguments, computes nothing",
     "positions.fill_tables": "builds tables that are here by their classes",
-    "transformer.TransformerConfig": "a configuration",
-    "recurrent.RecurrentConfig": "a configuration",
     "recurrent.DecoderState": "a record",
     "decoding.BeamResult": "a record",
     "decoding.StepFunction": "a protocol",
@@ -612,7 +610,7 @@ case("recurrent.RecurrentStepper", oracles.seq2seq, gradients=None, kind=("deep"
      name=("Seq2Seq", "AttentionSeq2Seq"), way=("steps",))(seq2seq_case)  # fmt: skip
 
 
-@case("optimization.token_loss", oracles.token_loss, smoothing=(0.0, 0.1, 0.7))
+@case("training.optimization.token_loss", oracles.token_loss, smoothing=(0.0, 0.1, 0.7))
 def _(n, smoothing):
     def ours(logits, targets):
         pairs = zip(logits, targets, strict=True)
@@ -861,8 +859,8 @@ def test_length_norm_is_the_formula(alpha):
 # ---------------------------------------------------------------- optimization
 
 
-@beside("optimization.warmup_rate", oracles.warmup_rate)
-@beside("optimization.warmup_schedule", oracles.warmup_rate)
+@beside("training.optimization.warmup_rate", oracles.warmup_rate)
+@beside("training.optimization.warmup_schedule", oracles.warmup_rate)
 @pytest.mark.parametrize("after", optimization.SCHEDULES)
 def test_each_update_has_the_rate_of_the_formula(after):
     d_model, warmup, peak = 11, 5, 0.3
@@ -884,7 +882,7 @@ def test_each_update_has_the_rate_of_the_formula(after):
             schedule.step()
 
 
-@beside("optimization.make_optimizer", oracles.adam)
+@beside("training.optimization.make_optimizer", oracles.adam)
 @pytest.mark.parametrize(("name", "decay"), [("adam", 0.0), ("adamw", 0.3)])
 def test_updates_are_adams_by_hand(name, decay):
     """With AdamW only the matrix decays."""

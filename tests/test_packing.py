@@ -4,11 +4,14 @@ from copy import deepcopy
 
 import pytest
 import torch
-from src.batches import Batch
-from src.packing import Packing
-from src.training import Trainer, TrainingConfig
-from src.transformer import Transformer, TransformerConfig
 from torch.testing import assert_close
+
+from src.config import TransformerConfig
+from src.data.batches import Batch
+from src.packing import Packing
+from src.training.config import TrainingConfig
+from src.training.trainer import Trainer
+from src.transformer import Transformer
 
 SRC = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 2, 0, 0], [5, 2, 0, 0, 0]])
 TGT = torch.tensor([[1, 4, 5, 6, 7, 9, 3, 2], [1, 9, 2, 0, 0, 0, 0, 0], [1, 5, 4, 2, 0, 0, 0, 0]])

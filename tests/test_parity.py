@@ -1,6 +1,6 @@
 """The same weights give the same answers and gradients as torch.nn, d2l and Hugging Face.
 
-No axis is as long as another one. Weights are taken over by `src.interop`, and gradients are
+No axis is as long as another one. Weights are taken over by `src.applications.interop`, and gradients are
 compared name by name after the same translation.
 """
 
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, MarianConfig, MarianMTModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from src import interop
+from src.applications import interop
 from src.decoding import beam_search, greedy
 from src.masks import causal_mask, from_key_padding_mask, padding_mask, valid_lens_mask
 from src.positions import RotaryPositions, sinusoidal_table

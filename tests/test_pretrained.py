@@ -1,4 +1,4 @@
-"""`src.pretrained` against the `transformers` library: live, stored, and on a tiny random BERT."""
+"""`src.applications.minilm` against the `transformers` library: live, stored, and on a tiny random BERT."""
 
 import copy
 import importlib.util
@@ -12,8 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from src.assets import ASSETS, fetch
-from src.pretrained import (
+from src.applications.minilm import (
     UNUSED,
     bert_config,
     copy_bert_weights,
@@ -22,7 +21,9 @@ from src.pretrained import (
     reference,
     sentence_embedding,
 )
-from src.transformer import Encoder, TransformerConfig
+from src.assets import ASSETS, fetch
+from src.config import TransformerConfig
+from src.transformer import Encoder
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = {

@@ -1,6 +1,7 @@
 """What differs between two outputs, by the rule of `printed_numbers.py`."""
 
 import pytest
+
 from printed_numbers import Printed, differing, pytest_assertrepr_compare
 
 SAME = {

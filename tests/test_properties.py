@@ -17,9 +17,18 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from src.batches import BucketedBatches, Example
-from src.checkpoints import load_checkpoint, save_checkpoint
-from src.corpora import Pair
+from src.config import RecurrentConfig, TransformerConfig
+from src.data.batches import BucketedBatches, Example
+from src.data.readers import Pair
+from src.data.splits import split_pairs
+from src.data.tokenization import (
+    SPECIALS,
+    SubwordTokenizer,
+    WordTokenizer,
+    join_words,
+    normalise,
+    split_words,
+)
 from src.decoding import StepFunction, beam_search, greedy, sample
 from src.functional import attention, masked_softmax
 from src.masks import (
@@ -33,17 +42,9 @@ from src.masks import (
     window_mask,
 )
 from src.multihead import MultiHeadAttention
-from src.recurrent import AttentionSeq2Seq, RecurrentConfig, Seq2Seq
-from src.splits import split_pairs
-from src.tokenization import (
-    SPECIALS,
-    SubwordTokenizer,
-    WordTokenizer,
-    join_words,
-    normalise,
-    split_words,
-)
-from src.transformer import Transformer, TransformerConfig
+from src.recurrent import AttentionSeq2Seq, Seq2Seq
+from src.training.checkpoints import load_checkpoint, save_checkpoint
+from src.transformer import Transformer
 
 PAD, BOS, EOS = 0, 1, 2
 VOCAB, MAX_LEN = 11, 13

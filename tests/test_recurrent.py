@@ -6,14 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from src.config import RecurrentConfig
 from src.decoding import greedy
-from src.recurrent import (
-    AttentionSeq2Seq,
-    DecoderState,
-    RecurrentConfig,
-    RecurrentEncoder,
-    Seq2Seq,
-)
+from src.recurrent import AttentionSeq2Seq, DecoderState, RecurrentEncoder, Seq2Seq
 
 # All sizes differ and are prime where they can be.
 SIZES = {"src_vocab_size": 17, "tgt_vocab_size": 19, "d_embed": 5, "d_score": 13, "dropout": 0.0}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from src.masks import valid_lens_mask
-from src.scoring import AdditiveScore, BilinearScore, DotScore, Score, ScaledDotScore, attend
+from src.scoring import AdditiveScore, BilinearScore, DotScore, ScaledDotScore, Score, attend
 
 # Batch, heads, queries, keys, width of a query, of a key, of a value, hidden: all different.
 B, H, T, S, DQ, DK, DV, HIDDEN = 2, 3, 5, 7, 11, 13, 17, 19

@@ -1,14 +1,12 @@
 """The page "How fast is it" says what the committed results say, and what was not measured."""
 
 import json
-import sys
 
 import pytest
-from sample import ROOT
 
-sys.path.insert(0, str(ROOT / "tools"))
 import plan_page  # noqa: E402
 import speed_page  # noqa: E402
+from sample import ROOT
 
 COMMON = {
     "date": "2026-01-02", "command": "python -m benchmarks.speed.x", "versions": {"torch": "2.0"},

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+
 from sample import notebooks  # which puts tools/ on the path
 
 import probe  # isort: skip

@@ -1,4 +1,4 @@
-"""`src.tokenization`: what is encoded comes back, and both kinds have one interface."""
+"""`src.data.tokenization`: what is encoded comes back, and both kinds have one interface."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from src.tokenization import (
+from src.data.tokenization import (
     SPECIALS,
     SubwordTokenizer,
     Tokenizer,
@@ -97,7 +97,7 @@ def test_vocabulary_by_frequency_then_by_code_point():
 @pytest.mark.slow
 def test_subword_training_is_the_same_in_every_process():
     program = (
-        "import sys, json; from src.tokenization import SubwordTokenizer\n"
+        "import sys, json; from src.data.tokenization import SubwordTokenizer\n"
         "t = SubwordTokenizer.train(json.loads(sys.argv[1]), 300)\n"
         "print(json.dumps(t.tokens(range(len(t)))))"
     )

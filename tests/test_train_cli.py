@@ -11,20 +11,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-import processes
 import pytest
 import torch
 from safetensors.torch import save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from src import options as option_parsing
-from src import distributed, train, translate
-from src.checkpoints import CheckpointError, read_header, save_checkpoint
-from src.data import SubwordTokenizer, Tokenizer, WordTokenizer
-from src.evaluation import Translation
-from src.train_options import DERIVED, build_parser
-from src.training import TrainingConfig
-from src.transformer import Transformer, TransformerConfig
+import processes
+from src import train, translate
+from src.cli import options as option_parsing
+from src.cli.train_options import DERIVED, build_parser
+from src.config import TransformerConfig
+from src.data.tokenization import SubwordTokenizer, Tokenizer, WordTokenizer
+from src.training import distributed
+from src.training.checkpoints import CheckpointError, read_header, save_checkpoint
+from src.training.config import TrainingConfig
+from src.training.evaluation import Translation
+from src.transformer import Transformer
 
 pytestmark = pytest.mark.slow
 

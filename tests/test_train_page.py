@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from src import train, train_options, translate
-from src.options import Parser
+from src import train, translate
+from src.cli import train_options
+from src.cli.options import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "book" / "train_your_own.md").read_text(encoding="utf-8")

@@ -13,21 +13,14 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from src.batches import Batch, BucketedBatches
-from src.checkpoints import CheckpointError, read_header
-from src.evaluation import switched
-from src.training import (
-    Evaluation,
-    Record,
-    Trainer,
-    evaluate,
-    make_optimizer,
-    pick_device,
-    token_loss,
-    warmup_rate,
-    warmup_schedule,
-)
-from src.updates import Updater
+from src.data.batches import Batch, BucketedBatches
+from src.training.checkpoints import CheckpointError, read_header
+from src.training.config import Evaluation, Record
+from src.training.distributed import pick_device
+from src.training.evaluation import evaluate, switched
+from src.training.optimization import make_optimizer, token_loss, warmup_rate, warmup_schedule
+from src.training.trainer import Trainer
+from src.training.updater import Updater
 from toy_training import PAD, config, copy_examples, tiny_model, trainer
 
 # ---------------------------------------------------------------- loss
@@ -496,7 +489,7 @@ def test_seconds_end_training():
 
 def test_evaluation_time_is_not_training_time(monkeypatch):
     clock = [0.0]  # of the test's own, so that a busy machine makes no difference
-    monkeypatch.setattr("src.training.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("src.training.trainer.time.perf_counter", lambda: clock[0])
 
     def slow(model):
         clock[0] += 100.0
@@ -537,7 +530,7 @@ def test_every_epoch_is_announced_to_the_batches():
 
 def test_the_best_loss_is_the_least(tmp_path, monkeypatch):
     losses = iter([2.0, 1.0, 3.0])
-    monkeypatch.setattr("src.training.evaluate", lambda *arguments: next(losses))
+    monkeypatch.setattr("src.training.trainer.evaluate", lambda *arguments: next(losses))
     batches = BucketedBatches(copy_examples(), batch_size=20)
     run = trainer(tiny_model(), batches, steps=3, eval_every=1, valid=batches, directory=tmp_path)
     run.fit()

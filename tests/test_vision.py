@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from src.vision import ConvNet, PatchTransformer
+from src.applications.vision import ConvNet, PatchTransformer
 
 
 def _model(**fields):

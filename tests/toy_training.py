@@ -7,10 +7,12 @@ from pathlib import Path
 
 import torch
 
-from src.batches import BucketedBatches, Example
-from src.checkpoints import save_checkpoint
-from src.training import Trainer, TrainingConfig
-from src.transformer import Transformer, TransformerConfig
+from src.config import TransformerConfig
+from src.data.batches import BucketedBatches, Example
+from src.training.checkpoints import save_checkpoint
+from src.training.config import TrainingConfig
+from src.training.trainer import Trainer
+from src.transformer import Transformer
 
 PAD = 0
 
@@ -85,7 +87,7 @@ def distributed_batches(seed=4, shuffle=True, **place):
 
 def distributed_run(*runs):
     """Train once for each of the ``runs``, in the same processes and one group."""
-    from src import distributed
+    from src.training import distributed
 
     with distributed.process_group(timeout_s=60.0):
         for options in runs:
@@ -102,7 +104,7 @@ def distributed_training(
         scores: What a metric says at each evaluation, on the average of all processes.
         disturb: Process, update, and the signal that comes then; None asks to stop instead.
     """
-    from src import checkpoints, distributed
+    from src.training import checkpoints, distributed
 
     rank, world_size = distributed.rank(), distributed.world_size()
     size = {"max_tokens": max_tokens} if max_tokens else {"batch_size": 5}

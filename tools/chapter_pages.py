@@ -8,12 +8,13 @@ import re
 from functools import cache
 from pathlib import Path
 
+from docutils import nodes
+from sphinx import addnodes
+
 import folds
 import notebooks
 import plain_pages
-from docutils import nodes
 from repository import ROOT
-from sphinx import addnodes
 
 WORDS_PER_MINUTE = 150
 LINES_PER_MINUTE = 25

@@ -18,6 +18,10 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
+from docutils import nodes
+from sphinx.errors import ConfigError
+from sphinx.util import logging
+
 import chapter_pages
 import front_page
 import noscript
@@ -30,10 +34,7 @@ import stamp
 import stand_ins
 import steady_page
 from chapter_pages import row_of, target_of
-from docutils import nodes
 from repository import ROOT
-from sphinx.errors import ConfigError
-from sphinx.util import logging
 
 logger = logging.getLogger(__name__)
 
@@ -98,12 +99,10 @@ def corrections() -> str:
 
 
 def modules() -> str:
-    """Return the reference of the package, in the order of the table of levels."""
-    files = package.modules()
-    order = [n for n in package.levels() if n in files]
-    order += [n for n in files if n not in order]
+    """Return the reference of the package, lowest rooms first."""
+    order = {room: number for number, room in enumerate(package.levels())}
     lines = []
-    for name in order:
+    for name in sorted(package.files(), key=lambda name: (order[name.partition(".")[0]], name)):
         lines += [f"## `src.{name}`", "", "```{eval-rst}", f".. automodule:: src.{name}"]
         lines += ["   :members:", "```", ""]
     return "\n".join(lines)

@@ -1,8 +1,8 @@
-"""Compute the reference values of `src.pretrained` with the `transformers` library.
+"""Compute the reference values of `src.applications.minilm` with the `transformers` library.
 
     python tools/minilm_reference.py
 
-writes `src/reference/minilm.json`. The same checked weights are loaded into `BertModel`, an
+writes `src/applications/minilm.json`. The same checked weights are loaded into `BertModel`, an
 implementation that shares no line with ours; the tests and chapter 15.2 compare with what is
 stored, so readers need not install `transformers`. The file lies inside the package because the
 chapter also runs where only the package is installed.
@@ -19,7 +19,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from src.assets import ASSETS, fetch
 
-TARGET = Path(__file__).resolve().parent.parent / "src" / "reference" / "minilm.json"
+TARGET = Path(__file__).resolve().parent.parent / "src" / "applications" / "minilm.json"
 
 # Of unequal lengths, so that padding takes part; a rare word of several pieces; a foreign script.
 SENTENCES = (

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import folds
 import yaml
+
+import folds
 from repository import FIRST_CELL_METADATA, ROOT, first_cell, ways
 
 VERDICTS = {

@@ -12,8 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import browser
 import pikepdf
+
+import browser
 from repository import ROOT
 
 FILE = "attention-and-transformers.pdf"

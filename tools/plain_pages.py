@@ -17,12 +17,13 @@ import re
 from functools import cache
 from pathlib import Path
 
-import notebooks
 from docutils import nodes
 from pybtex.database import parse_file
-from repository import ROOT
 from sphinx.domains.std import StandardDomain
 from sphinx.transforms import SphinxTransform
+
+import notebooks
+from repository import ROOT
 
 HEAD = "You need, and you will be able to"
 EXERCISE = re.compile(r"Exercise (\d+\.\d+-\d+)(?:: .*)?")

@@ -8,6 +8,7 @@ import json
 from statistics import median
 
 import matplotlib
+
 from repository import ROOT
 
 matplotlib.use("Agg")

@@ -13,9 +13,9 @@ import dataclasses
 import torch
 
 from benchmarks.speed import measure, peers
-from src.batches import Batch, BucketedBatches, Example, encode_pairs, pad
-from src.data import load_pairs
-from src.tokenization import WordTokenizer
+from src.data.batches import Batch, BucketedBatches, Example, encode_pairs, pad
+from src.data.tatoeba import load_pairs
+from src.data.tokenization import WordTokenizer
 
 FULL = {"rounds": 5, "pairs": 256, "batch_size": 64, "max_tokens": 1024, "size": {}}
 TOY = {

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from src.batches import Batch
 from src.config import TransformerConfig
+from src.data.batches import Batch
 from src.decoding import beam_search, greedy
-from src.optimization import token_loss
 from src.positions import sinusoidal_table
+from src.training.optimization import token_loss
 from src.transformer import Transformer
 
 PAD, BOS, EOS = 0, 1, 2

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.speed import measure
 from src import results
 from src.config import TransformerConfig
-from src.optimization import token_loss
+from src.training.optimization import token_loss
 from src.transformer import Transformer
 
 # Vaswani et al. 2017: § 5.1 (37,000 tokens shared, 25,000 source and target tokens a batch),

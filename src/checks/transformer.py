@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from src.checks.engine import FLOAT64, LOWEST, Case, run
 from src.multihead import MultiHeadAttention
-from src.optimization import token_loss
+from src.training.optimization import token_loss
 
 
 def check_layer_norm(function: Callable) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from src import distributed
-from src.ids import check_ids
-from src.optimization import make_optimizer, token_loss, warmup_schedule
-from src.training_config import PRECISIONS, TrainingConfig
+from src.token_ids import check_ids
+from src.training import distributed
+from src.training.config import PRECISIONS, TrainingConfig
+from src.training.optimization import make_optimizer, token_loss, warmup_schedule
 
 
 class Updater:

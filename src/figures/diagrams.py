@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from src.figures import BLUE, GREEN, ORANGE, SKY, WIDTH
+from src.figures.plots import BLUE, GREEN, ORANGE, SKY, WIDTH
 
 GREY = "#555555"
 

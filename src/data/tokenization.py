@@ -57,7 +57,7 @@ class Tokenizer(ABC):
     """What the rest of the package may ask of a tokenizer.
 
     ``encode`` and ``decode`` know nothing of ``<bos>`` and ``<eos>``: whoever makes training
-    examples adds them (`src.batches.encode_pairs`).
+    examples adds them (`src.data.batches.encode_pairs`).
     """
 
     pad_id: ClassVar[int] = 0

@@ -29,8 +29,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from src.distributed import gather, on_writer, rank
 from src.files import replacing
+from src.training.distributed import gather, on_writer, rank
 
 FORMAT = 1
 # Whole tensors on the host, whatever the sharding; moments are named by their parameter.

@@ -261,9 +261,10 @@ def show_source(*objects: object) -> Markdown:
     for item in objects:
         item = inspect.unwrap(item) if callable(item) else item
         source = _with_short_docstrings(textwrap.dedent(inspect.getsource(item)))
-        path = Path(inspect.getsourcefile(item))
-        name = f"*{path.parent.name}/{path.name}*, `{item.__qualname__}`"
-        blocks.append(f"{name}\n\n```python\n{source}```")
+        file = Path(inspect.getsourcefile(item))
+        depth = inspect.getmodule(item).__name__.count(".")
+        path = "/".join(file.parts[-depth - 1 :])
+        blocks.append(f"*{path}*, `{item.__qualname__}`\n\n```python\n{source}```")
     return Markdown("\n\n".join(blocks))
 
 

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from src.corpora import Pair
-from src.tokenization import split_words
+from src.data.readers import Pair
+from src.data.tokenization import split_words
 
 
 @dataclass(frozen=True)

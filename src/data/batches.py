@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from src.tokenization import Tokenizer, check_several
+from src.data.tokenization import Tokenizer, check_several
 
 
 class Example(NamedTuple):

@@ -236,7 +236,7 @@ def reference() -> dict[str, Any]:
 
     ``tools/minilm_reference.py`` made them and says what they are.
     """
-    file = files("src") / "reference" / "minilm.json"
+    file = files("src") / "applications" / "minilm.json"
     return json.loads(file.read_text(encoding="utf-8"))
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from src.configuration import check_types
-from src.optimization import OPTIMIZERS, SCHEDULES
+from src.config import check_types
+from src.training.optimization import OPTIMIZERS, SCHEDULES
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from src.tokenization import normalise
+from src.data.tokenization import normalise
 
 
 class CorpusError(ValueError):

@@ -1,7 +1,4 @@
 """Training: one loop for one process or many, with evaluation, early stop and exact resumption.
-
-Everything that a run needs has its name here: loss and schedule come from `src.optimization`,
-files from `src.checkpoints`, BLEU from `src.evaluation`.
 """
 
 import random
@@ -17,8 +14,8 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from src import distributed
-from src.checkpoints import (
+from src.training import distributed
+from src.training.checkpoints import (
     CheckpointError,
     check_config,
     load_checkpoint,
@@ -27,11 +24,11 @@ from src.checkpoints import (
     save_checkpoint,
     set_rng_state,
 )
-from src.distributed import pick_device
-from src.evaluation import corpus_bleu, evaluate, switched, translate
-from src.optimization import make_optimizer, token_loss, warmup_rate, warmup_schedule
-from src.training_config import Evaluation, Record, TrainingConfig
-from src.updates import Updater
+from src.training.config import Evaluation, Record, TrainingConfig
+from src.training.distributed import pick_device
+from src.training.evaluation import corpus_bleu, evaluate, switched, translate
+from src.training.optimization import make_optimizer, token_loss, warmup_rate, warmup_schedule
+from src.training.updater import Updater
 
 __all__ = [
     "Evaluation", "Record", "Trainer", "TrainingConfig", "corpus_bleu", "evaluate",
@@ -49,9 +46,9 @@ class Trainer:
     Args:
         model: Trained in place; moved to ``device``.
         train: This process's batches of one epoch each time it is iterated, in an order that
-            depends on ``set_epoch(epoch)`` alone: `src.batches.BucketedBatches` made with
-            ``rank`` and ``world_size`` of `src.distributed`, or a list, which must be equally long
-            in all processes.
+            depends on ``set_epoch(epoch)`` only: `src.data.batches.BucketedBatches` made with
+            ``rank`` and ``world_size`` of `src.training.distributed`, or a list, which must be
+            equally long in all processes.
         config: How to train.
         pad_id: Padding of the *targets*.
         valid: Batches for the loss on held-out data; this process's, too.

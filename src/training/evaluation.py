@@ -12,10 +12,10 @@ from sacrebleu.metrics import BLEU
 from torch import nn
 
 from src import decoding
-from src.batches import encode_source, pad
-from src.distributed import sum_over_ranks
-from src.optimization import token_loss
-from src.tokenization import Tokenizer, check_several
+from src.data.batches import encode_source, pad
+from src.data.tokenization import Tokenizer, check_several
+from src.training.distributed import sum_over_ranks
+from src.training.optimization import token_loss
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def evaluate(
 
     Args:
         model: Maps ``(src, tgt_in)`` to logits; comes back in the mode in which it was.
-        batches: `src.batches.Batch` or anything with ``src``, ``tgt_in``, ``tgt_out``, ``to``.
+        batches: `src.data.batches.Batch` or anything with ``src``, ``tgt_in``, ``tgt_out``, ``to``.
         pad_id: Padding of the targets.
         autocast: Makes the context in which the model runs.
 

@@ -1,8 +1,6 @@
 """Sentence pairs to learn translation from: real ones, cleaned and counted.
 
-`load_pairs` reads sentences of Tatoeba, fetched by `src.assets`. What is done with pairs stands in
-modules of its own and can be imported from here: reading a corpus of one's own (`src.corpora`),
-splitting (`src.splits`), tokenizing (`src.tokenization`) and batching (`src.batches`).
+`load_pairs` reads sentences of Tatoeba, fetched by `src.assets`.
 
 ``python -m src.data`` prints the figures of the book's data page.
 """
@@ -13,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from src.assets import ASSETS, fetch
-from src.batches import (
+from src.data.batches import (
     Batch,
     BucketedBatches,
     Example,
@@ -22,10 +20,10 @@ from src.batches import (
     encode_target,
     pad,
 )
-from src.content_filter import is_suitable
-from src.corpora import CorpusError, Pair, read_lines, read_moses, read_tsv
-from src.splits import Splits, easy_subset, split_pairs
-from src.tokenization import SubwordTokenizer, Tokenizer, WordTokenizer, normalise, split_words
+from src.data.content_filter import is_suitable
+from src.data.readers import CorpusError, Pair, read_lines, read_moses, read_tsv
+from src.data.splits import Splits, easy_subset, split_pairs
+from src.data.tokenization import SubwordTokenizer, Tokenizer, WordTokenizer, normalise, split_words
 
 __all__ = [
     "Batch", "BucketedBatches", "Cleaning", "CorpusError", "Example", "Pair", "Splits",
@@ -45,7 +43,7 @@ class Cleaning:
 
     raw: int
     duplicate: int
-    unsuitable: int  # left out by `src.content_filter`
+    unsuitable: int  # left out by `src.data.content_filter`
     other_length: int
     kept: int
 
@@ -66,7 +64,7 @@ def load_pairs(
         target: Language to translate to: ``"fra"``, ``"deu"`` or ``"spa"``.
         min_words: Fewest words, set apart by spaces, that either sentence may have.
         max_words: Most words that either sentence may have; None for no limit.
-        content_filter: Whether to leave out what `src.content_filter` lists.
+        content_filter: Whether to leave out what `src.data.content_filter` lists.
 
     Raises:
         ValueError: If ``target`` is another language, or the limits are not 1 ≤ min ≤ max.
@@ -115,7 +113,7 @@ def clean_pairs(
         target: Language of the second sentence, for the content filter.
         min_words: Fewest words, set apart by spaces, that either sentence may have.
         max_words: Most words that either sentence may have; None for no limit.
-        content_filter: Whether to leave out what `src.content_filter` lists.
+        content_filter: Whether to leave out what `src.data.content_filter` lists.
 
     Returns:
         The pairs kept, in the order given, and the count of all.
@@ -197,6 +195,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print()
         print(_describe(target, *clean_pairs(read_tatoeba(target), target)))
 
-
-if __name__ == "__main__":
-    main()

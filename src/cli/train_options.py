@@ -6,12 +6,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from src import distributed
-from src.checkpoints import check_config
-from src.data import SubwordTokenizer, WordTokenizer
-from src.options import Parser, layered, read_settings
-from src.training import TrainingConfig
-from src.transformer import TransformerConfig
+from src.cli.options import Parser, layered, read_settings
+from src.config import TransformerConfig
+from src.data.tokenization import SubwordTokenizer, WordTokenizer
+from src.training import distributed
+from src.training.checkpoints import check_config
+from src.training.config import TrainingConfig
 
 PRESETS = {
     "tiny": TransformerConfig.tiny, "base": TransformerConfig.base, "big": TransformerConfig.big

@@ -1,0 +1,1 @@
+"""What the Transformer is good for beside translating, and weights from elsewhere."""

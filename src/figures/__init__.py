@@ -1,0 +1,43 @@
+"""Plots and drawings of the book; only notebooks import them."""
+
+from src.figures.plots import (
+    BLACK,
+    BLUE,
+    DASHES,
+    DPI,
+    GREEN,
+    LINE_COLORS,
+    MARKERS,
+    ORANGE,
+    PURPLE,
+    RED,
+    REFERENCE,
+    SKY,
+    WIDTH,
+    curves,
+    heatmap,
+    panels,
+    show_source,
+    use_style,
+)
+
+__all__ = [
+    "BLACK",
+    "BLUE",
+    "DASHES",
+    "DPI",
+    "GREEN",
+    "LINE_COLORS",
+    "MARKERS",
+    "ORANGE",
+    "PURPLE",
+    "RED",
+    "REFERENCE",
+    "SKY",
+    "WIDTH",
+    "curves",
+    "heatmap",
+    "panels",
+    "show_source",
+    "use_style",
+]
