@@ -33,10 +33,18 @@ from src.training.trainer import Trainer
 from src.transformer import Transformer
 
 FULL = {
-    "seeds": [0, 1], "num_words": 800, "max_tokens": 8, "num_target_words": 1200,
-    "max_target_tokens": 10, "cells": 700, "steps": 250, "lr": 3e-3, "warmup": 60, "max_len": 20,
+    "seeds": [0, 1],
+    "num_words": 800,
+    "max_tokens": 8,
+    "num_target_words": 1200,
+    "max_target_tokens": 10,
+    "cells": 700,
+    "steps": 250,
+    "lr": 3e-3,
+    "warmup": 60,
+    "max_len": 20,
     "dropout": 0.0,
-}  # fmt: skip
+}
 TOY = FULL | {"seeds": [0], "cells": 200, "steps": 2, "warmup": 2, "max_len": 4}
 
 
@@ -184,19 +192,25 @@ def measure(part: str, seed: int, splits: Splits, settings: dict) -> dict:
     tgt_tok = WordTokenizer.train([pair.target for pair in splits.train], 4000)
     train, held_out = (
         BucketedBatches(
-            encode_pairs(pairs, src_tok, tgt_tok), max_tokens=settings["cells"], seed=seed,
+            encode_pairs(pairs, src_tok, tgt_tok),
+            max_tokens=settings["cells"],
+            seed=seed,
             shuffle=pairs is splits.train,
         )
         for pairs in (splits.train, splits.test)
-    )  # fmt: skip
+    )
     torch.manual_seed(seed)
     model = build(part, len(src_tok), len(tgt_tok), settings["dropout"])
     options = {"label_smoothing": 0.1, "warm_up": True} | PARTS[part][1]
     warm_up = options.pop("warm_up")
     config = TrainingConfig(
-        steps=settings["steps"], lr=settings["lr"], warmup=settings["warmup"], seed=seed,
-        log_every=min(25, settings["steps"]), **options,
-    )  # fmt: skip
+        steps=settings["steps"],
+        lr=settings["lr"],
+        warmup=settings["warmup"],
+        seed=seed,
+        log_every=min(25, settings["steps"]),
+        **options,
+    )
     trainer = Trainer(model, train, config, pad_id=0, device="cpu", progress=False)
     if not warm_up:
         start_at_the_peak(trainer, settings["warmup"])
@@ -206,9 +220,13 @@ def measure(part: str, seed: int, splits: Splits, settings: dict) -> dict:
     )
     bleu = corpus_bleu(hypotheses, [p.target for p in splits.test], lowercase=True).score
     return {
-        "part": part, "seed": seed, "parameters": model.num_parameters(), "bleu": bleu,
-        "loss": evaluate(model, held_out, pad_id=0), "training_loss": records[-1].loss,
-    }  # fmt: skip
+        "part": part,
+        "seed": seed,
+        "parameters": model.num_parameters(),
+        "bleu": bleu,
+        "loss": evaluate(model, held_out, pad_id=0),
+        "training_loss": records[-1].loss,
+    }
 
 
 def run(settings: dict, splits: Splits, progress: bool = False) -> dict:

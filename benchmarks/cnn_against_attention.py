@@ -22,9 +22,14 @@ MODELS = {
     "attention": lambda: PatchTransformer((8, 8), 2, 10),
 }
 FULL = {
-    "seeds": [0, 1, 2], "sizes": [25, 100, 400, 1400], "batch_size": 32,
-    "steps": 1000, "lr": 2e-3, "weight_decay": 0.01, "test_images": 397,
-}  # fmt: skip
+    "seeds": [0, 1, 2],
+    "sizes": [25, 100, 400, 1400],
+    "batch_size": 32,
+    "steps": 1000,
+    "lr": 2e-3,
+    "weight_decay": 0.01,
+    "test_images": 397,
+}
 TOY = FULL | {"seeds": [0], "sizes": [20, 40], "steps": 2}
 
 
@@ -57,14 +62,20 @@ def measure(name: str, size: int, seed: int, settings: dict) -> dict:
     generator = torch.Generator().manual_seed(1000 + seed)
     sample = minibatches(images[:size], labels[:size], settings["batch_size"], generator)
     losses = fit(
-        model, sample, steps=settings["steps"], lr=settings["lr"],
+        model,
+        sample,
+        steps=settings["steps"],
+        lr=settings["lr"],
         weight_decay=settings["weight_decay"],
     )
     return {
-        "model": name, "size": size, "seed": seed, "loss": losses[-1],
+        "model": name,
+        "size": size,
+        "seed": seed,
+        "loss": losses[-1],
         "train_accuracy": accuracy(model, images[:size], labels[:size]),
         "accuracy": accuracy(model, *test),
-    }  # fmt: skip
+    }
 
 
 def run(settings: dict, progress: bool = False) -> dict:
@@ -76,8 +87,10 @@ def run(settings: dict, progress: bool = False) -> dict:
     weights = {name: sum(p.numel() for p in build().parameters()) for name, build in MODELS.items()}
     cases = [
         (name, size, seed)
-        for size in settings["sizes"] for name in MODELS for seed in settings["seeds"]
-    ]  # fmt: skip
+        for size in settings["sizes"]
+        for name in MODELS
+        for seed in settings["seeds"]
+    ]
     runs = [measure(*case, settings) for case in tqdm(cases, disable=not progress)]
     return {"settings": settings, "weights": weights, "runs": runs}
 
@@ -91,9 +104,15 @@ def tell(data: dict) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run from the command line."""
     _command.run(
-        "cnn_against_attention", __doc__, lambda settings: run(settings, progress=True), tell,
-        FULL, TOY, arguments, packages=(*results.PACKAGES, "scikit-learn"),
-    )  # fmt: skip
+        "cnn_against_attention",
+        __doc__,
+        lambda settings: run(settings, progress=True),
+        tell,
+        FULL,
+        TOY,
+        arguments,
+        packages=(*results.PACKAGES, "scikit-learn"),
+    )
 
 
 if __name__ == "__main__":

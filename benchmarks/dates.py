@@ -26,9 +26,18 @@ from src.training.evaluation import translate
 from src.training.trainer import Trainer
 
 FULL = {
-    "seeds": [0, 1, 2], "train_dates": 4000, "test_dates": 300, "d_embed": 32, "d_state": 64,
-    "d_score": 32, "dropout": 0.1, "batch_size": 64, "steps": 250, "lr": 1e-2, "warmup": 50,
-}  # fmt: skip
+    "seeds": [0, 1, 2],
+    "train_dates": 4000,
+    "test_dates": 300,
+    "d_embed": 32,
+    "d_state": 64,
+    "d_score": 32,
+    "dropout": 0.1,
+    "batch_size": 64,
+    "steps": 250,
+    "lr": 1e-2,
+    "warmup": 50,
+}
 TOY = FULL | {"seeds": [0], "train_dates": 80, "test_dates": 20, "steps": 2, "d_state": 8}
 # Kind, how many times the updates of the settings, and fields of the configuration. Where nearly
 # all dates are right no length can lag, so attention is also measured while it is learning.
@@ -63,14 +72,23 @@ def measure(
     torch.manual_seed(seed)
     model = kind(
         RecurrentConfig(
-            len(src_tok), len(tgt_tok), d_embed=settings["d_embed"], d_encoder=state,
-            d_decoder=state, d_score=settings["d_score"], dropout=settings["dropout"], **fields,
-        )  # fmt: skip
+            len(src_tok),
+            len(tgt_tok),
+            d_embed=settings["d_embed"],
+            d_encoder=state,
+            d_decoder=state,
+            d_score=settings["d_score"],
+            dropout=settings["dropout"],
+            **fields,
+        )
     )
     config = TrainingConfig(
-        steps=round(times * settings["steps"]), lr=settings["lr"], warmup=settings["warmup"],
-        seed=seed, label_smoothing=0.0,
-    )  # fmt: skip
+        steps=round(times * settings["steps"]),
+        lr=settings["lr"],
+        warmup=settings["warmup"],
+        seed=seed,
+        label_smoothing=0.0,
+    )
     batches = BucketedBatches(examples, batch_size=settings["batch_size"], seed=seed)
     Trainer(model, batches, config, pad_id=0, device="cpu", progress=False).fit()
     model.eval()
@@ -87,9 +105,12 @@ def measure(
             weights = model.attention_maps(src, tgt[:, :-1])
         agreement = alignment_agreement(weights, test)._asdict()
     return {
-        "model": name, "seed": seed, "exact": sum(right) / len(test),
-        "right_by_length": {str(n): correct[n] for n in lengths(test)}, "agreement": agreement,
-    }  # fmt: skip
+        "model": name,
+        "seed": seed,
+        "exact": sum(right) / len(test),
+        "right_by_length": {str(n): correct[n] for n in lengths(test)},
+        "agreement": agreement,
+    }
 
 
 def lengths(pairs: list[DatePair]) -> list[int]:

@@ -21,9 +21,17 @@ from src.config import TransformerConfig
 from src.transformer import Encoder
 
 FULL = {
-    "seeds": [0, 1, 2], "layers": 12, "d_model": 32, "symbols": 14, "length": 6, "batch_size": 32,
-    "steps": 160, "lr": 3e-3, "warmup": 60, "mean_of": 10,
-}  # fmt: skip
+    "seeds": [0, 1, 2],
+    "layers": 12,
+    "d_model": 32,
+    "symbols": 14,
+    "length": 6,
+    "batch_size": 32,
+    "steps": 160,
+    "lr": 3e-3,
+    "warmup": 60,
+    "mean_of": 10,
+}
 TOY = FULL | {"seeds": [0], "layers": 3, "steps": 4, "warmup": 2, "mean_of": 2}
 # Whether the sublayer's input is added, and normalised; pre-norm or post-norm; warm-up or none.
 STACKS = {
@@ -57,9 +65,15 @@ def build(
     torch.manual_seed(seed)
     d_model, symbols = settings["d_model"], FIRST + settings["symbols"]
     config = TransformerConfig.tiny(
-        symbols, symbols, d_model=d_model, num_heads=2, d_ff=2 * d_model, dropout=0.0,
-        num_encoder_layers=settings["layers"], norm_first=norm_first,
-    )  # fmt: skip
+        symbols,
+        symbols,
+        d_model=d_model,
+        num_heads=2,
+        d_ff=2 * d_model,
+        dropout=0.0,
+        num_encoder_layers=settings["layers"],
+        norm_first=norm_first,
+    )
     encoder = Encoder(config)
     if not (add and norm):
         for layer in encoder.layers:
@@ -95,9 +109,11 @@ def measure(name: str, seed: int, settings: dict) -> dict:
         losses.append(loss.item())
     size = settings["mean_of"]
     return {
-        "stack": name, "seed": seed, "gradients": gradients,
+        "stack": name,
+        "seed": seed,
+        "gradients": gradients,
         "losses": [mean(losses[i : i + size]) for i in range(0, len(losses), size)],
-    }  # fmt: skip
+    }
 
 
 def run(settings: dict) -> dict:

@@ -38,9 +38,16 @@ from src.training.trainer import Trainer
 from src.transformer import Transformer
 
 FULL = {
-    "seeds": [0, 1], "num_words": 800, "max_tokens": 8, "num_target_words": 1200,
-    "max_target_tokens": 10, "cells": 1000, "steps": 600, "lr": 3e-3, "warmup": 150,
-}  # fmt: skip
+    "seeds": [0, 1],
+    "num_words": 800,
+    "max_tokens": 8,
+    "num_target_words": 1200,
+    "max_target_tokens": 10,
+    "cells": 1000,
+    "steps": 600,
+    "lr": 3e-3,
+    "warmup": 150,
+}
 TOY = FULL | {"seeds": [0], "cells": 400, "steps": 3, "warmup": 2}
 KINDS = ("encoder", "decoder", "cross")
 
@@ -48,7 +55,9 @@ KINDS = ("encoder", "decoder", "cross")
 def real_splits(settings: dict) -> Splits:
     """The short sentences of common words of chapter 10.7."""
     return easy_subset(
-        split_pairs(load_pairs("fra")), settings["num_words"], settings["max_tokens"],
+        split_pairs(load_pairs("fra")),
+        settings["num_words"],
+        settings["max_tokens"],
         num_target_words=settings["num_target_words"],
         max_target_tokens=settings["max_target_tokens"],
     )
@@ -107,8 +116,10 @@ def look(weights: Tensor, queries: Tensor) -> tuple[Tensor, Tensor, int]:
     entropy = -torch.special.xlogy(weights, weights).sum(-1)
     real = queries[:, None]
     return (
-        (distance * real).sum((0, 2)), (entropy * real).sum((0, 2)), int(queries.sum()),
-    )  # fmt: skip
+        (distance * real).sum((0, 2)),
+        (entropy * real).sum((0, 2)),
+        int(queries.sum()),
+    )
 
 
 @torch.no_grad()
@@ -127,10 +138,12 @@ def looks(model: Transformer, batches: BucketedBatches) -> dict[str, list[list[d
                 totals[kind, layer] = [a + b for a, b in zip(before, found, strict=True)]
     report: dict[str, list[list[dict]]] = {kind: [] for kind in KINDS}
     for (kind, _), (distance, entropy, count) in totals.items():
-        report[kind].append([
-            {"distance": d / count, "entropy": e / count}
-            for d, e in zip(distance.tolist(), entropy.tolist(), strict=True)
-        ])  # fmt: skip
+        report[kind].append(
+            [
+                {"distance": d / count, "entropy": e / count}
+                for d, e in zip(distance.tolist(), entropy.tolist(), strict=True)
+            ]
+        )
     return report
 
 
@@ -162,19 +175,25 @@ def measure(seed: int, splits: Splits, settings: dict, progress: bool = False) -
     unseen = [*splits.valid, *splits.test]  # training looks at neither
     train, held_out = (
         BucketedBatches(
-            encode_pairs(pairs, src_tok, tgt_tok), max_tokens=settings["cells"], seed=seed,
+            encode_pairs(pairs, src_tok, tgt_tok),
+            max_tokens=settings["cells"],
+            seed=seed,
             shuffle=pairs is splits.train,
         )
         for pairs in (splits.train, unseen)
-    )  # fmt: skip
+    )
     torch.manual_seed(seed)
     config = TransformerConfig.tiny(len(src_tok), len(tgt_tok), norm_first=True)
     model = Transformer(config)
     untrained = looks(model, held_out)
     training = TrainingConfig(
-        steps=settings["steps"], lr=settings["lr"], warmup=settings["warmup"],
-        label_smoothing=0.1, seed=seed, log_every=25,
-    )  # fmt: skip
+        steps=settings["steps"],
+        lr=settings["lr"],
+        warmup=settings["warmup"],
+        label_smoothing=0.1,
+        seed=seed,
+        log_every=25,
+    )
     Trainer(model, train, training, pad_id=0, device="cpu", progress=progress).fit()
 
     def bleu() -> float:
@@ -203,10 +222,23 @@ def measure(seed: int, splits: Splits, settings: dict, progress: bool = False) -
             one = bleu()
         with without(block, everyone):
             none = bleu()
-        parts.append({"kind": kind, "layer": layer, "best": best, "bleu_of_best_alone": one,
-                      "bleu_of_none": none})  # fmt: skip
-    return {"seed": seed, **whole, "heads": heads, "blocks": parts, "untrained": untrained,
-            "evenly": evenly(held_out)}  # fmt: skip
+        parts.append(
+            {
+                "kind": kind,
+                "layer": layer,
+                "best": best,
+                "bleu_of_best_alone": one,
+                "bleu_of_none": none,
+            }
+        )
+    return {
+        "seed": seed,
+        **whole,
+        "heads": heads,
+        "blocks": parts,
+        "untrained": untrained,
+        "evenly": evenly(held_out),
+    }
 
 
 def run(settings: dict, splits: Splits, progress: bool = False, processes: int = 1) -> dict:
@@ -224,8 +256,10 @@ def run(settings: dict, splits: Splits, progress: bool = False, processes: int =
         ) as pool:
             runs = pool.starmap(measure, jobs, chunksize=1)
     return {
-        "settings": settings, "sentences": len(splits.valid) + len(splits.test), "runs": runs,
-    }  # fmt: skip
+        "settings": settings,
+        "sentences": len(splits.valid) + len(splits.test),
+        "runs": runs,
+    }
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -18,10 +18,20 @@ from src.config import TransformerConfig
 
 KINDS = ("sinusoidal", "learned", "rotary", "none")
 FULL = {
-    "seeds": [0, 1, 2], "vocab_size": 16, "back": 3, "d_model": 48, "num_heads": 4, "d_ff": 96,
-    "num_layers": 1, "trained_length": 24, "batch_size": 32, "steps": 300, "lr": 3e-3,
-    "lengths": [8, 16, 24, 28, 32, 40, 48, 64, 80, 96], "test_sequences": 256,
-}  # fmt: skip
+    "seeds": [0, 1, 2],
+    "vocab_size": 16,
+    "back": 3,
+    "d_model": 48,
+    "num_heads": 4,
+    "d_ff": 96,
+    "num_layers": 1,
+    "trained_length": 24,
+    "batch_size": 32,
+    "steps": 300,
+    "lr": 3e-3,
+    "lengths": [8, 16, 24, 28, 32, 40, 48, 64, 80, 96],
+    "test_sequences": 256,
+}
 TOY = FULL | {"seeds": [0], "steps": 2, "lengths": [8, 24, 30], "test_sequences": 4}
 
 
@@ -38,11 +48,18 @@ def build(kind: str, settings: dict) -> TokenClassifier:
     """
     vocab_size = settings["vocab_size"]
     config = TransformerConfig(
-        vocab_size, vocab_size, d_model=settings["d_model"], num_heads=settings["num_heads"],
-        d_ff=settings["d_ff"], num_encoder_layers=settings["num_layers"], dropout=0.0,
-        max_len=max(settings["lengths"]), norm_first=True, positions=kind,
+        vocab_size,
+        vocab_size,
+        d_model=settings["d_model"],
+        num_heads=settings["num_heads"],
+        d_ff=settings["d_ff"],
+        num_encoder_layers=settings["num_layers"],
+        dropout=0.0,
+        max_len=max(settings["lengths"]),
+        norm_first=True,
+        positions=kind,
         scale_embeddings=kind != "learned",
-    )  # fmt: skip
+    )
     return TokenClassifier(config, vocab_size)
 
 
@@ -57,7 +74,9 @@ def measure(kind: str, seed: int, settings: dict) -> dict:
 
     trained = settings["trained_length"]
     losses = fit(
-        model, lambda: batch(settings["batch_size"], trained), steps=settings["steps"],
+        model,
+        lambda: batch(settings["batch_size"], trained),
+        steps=settings["steps"],
         lr=settings["lr"],
     )
     everywhere, new = [], []
@@ -88,9 +107,14 @@ def tell(data: dict) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run from the command line."""
     _command.run(
-        "positions", __doc__, lambda settings: run(settings, progress=True), tell, FULL, TOY,
+        "positions",
+        __doc__,
+        lambda settings: run(settings, progress=True),
+        tell,
+        FULL,
+        TOY,
         arguments,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -98,20 +98,32 @@ def run(settings: Settings, splits: Splits) -> dict[str, Any]:
         for model_name in MODELS:
             model, trained = _train(model_name, settings, splits, src_tok, tgt_tok, seed)
             found = translate(
-                model, [pair.source for pair in splits.test], src_tok, tgt_tok,
+                model,
+                [pair.source for pair in splits.test],
+                src_tok,
+                tgt_tok,
                 forbidden_ids=[tgt_tok.unk_id],
-            )  # fmt: skip
+            )
             scores = _score(found, splits.test, members, len(names))
-            runs.append({
-                "model": model_name, "seed": seed, **trained, **scores,
-                "samples": [found[i] for i in shown],
-            })  # fmt: skip
-            print(model_name, "seed", seed, scores, f"in {trained['cpu_seconds']:.0f} s", flush=True)
+            runs.append(
+                {
+                    "model": model_name,
+                    "seed": seed,
+                    **trained,
+                    **scores,
+                    "samples": [found[i] for i in shown],
+                }
+            )
+            print(
+                model_name, "seed", seed, scores, f"in {trained['cpu_seconds']:.0f} s", flush=True
+            )
     return {
         "settings": asdict(settings),
         "sizes": {
-            "train_pairs": len(splits.train), "test_pairs": len(splits.test),
-            "src_vocab": len(src_tok), "tgt_vocab": len(tgt_tok),
+            "train_pairs": len(splits.train),
+            "test_pairs": len(splits.test),
+            "src_vocab": len(src_tok),
+            "tgt_vocab": len(tgt_tok),
         },
         "buckets": names,
         "bucket_sizes": [members.count(i) for i in range(len(names))],
@@ -119,7 +131,7 @@ def run(settings: Settings, splits: Splits) -> dict[str, Any]:
         "signature": corpus_bleu(["a b c d"], ["a b c d"], lowercase=True).signature,
         "runs": runs,
         "summary": {name: summarise(name, runs) for name in MODELS},
-    }  # fmt: skip
+    }
 
 
 def summarise(model_name: str, runs: Sequence[dict]) -> dict[str, Any]:
@@ -139,10 +151,16 @@ def _train(name, settings, splits, src_tok, tgt_tok, seed) -> tuple[Seq2Seq, dic
     torch.manual_seed(seed)
     model = kind(
         RecurrentConfig(
-            len(src_tok), len(tgt_tok), d_embed=settings.d_embed, d_encoder=settings.d_state,
-            d_decoder=settings.d_state, d_score=settings.d_score, dropout=settings.dropout,
-            bidirectional=True, query_from=query_from,
-        )  # fmt: skip
+            len(src_tok),
+            len(tgt_tok),
+            d_embed=settings.d_embed,
+            d_encoder=settings.d_state,
+            d_decoder=settings.d_state,
+            d_score=settings.d_score,
+            dropout=settings.dropout,
+            bidirectional=True,
+            query_from=query_from,
+        )
     )
     examples = encode_pairs(splits.train, src_tok, tgt_tok)
     # Seeded alike: with one seed all three models see the same batches in the same order.
@@ -150,9 +168,7 @@ def _train(name, settings, splits, src_tok, tgt_tok, seed) -> tuple[Seq2Seq, dic
     config = TrainingConfig(
         steps=settings.steps, lr=settings.lr, warmup=settings.warmup, seed=seed, log_every=50
     )
-    trainer = Trainer(
-        model, batches, config, pad_id=tgt_tok.pad_id, device="cpu", progress=False
-    )
+    trainer = Trainer(model, batches, config, pad_id=tgt_tok.pad_id, device="cpu", progress=False)
     start = time.process_time()  # of one thread: a busy machine doesn't lengthen it
     trainer.fit()
     return model, {

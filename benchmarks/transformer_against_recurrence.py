@@ -27,9 +27,17 @@ from src.training.trainer import Trainer
 from src.transformer import Transformer
 
 FULL = {
-    "seeds": [0, 1, 2], "seconds": 144.0, "looks": 9, "num_words": 800, "max_tokens": 8,
-    "num_target_words": 1200, "max_target_tokens": 10, "cells": 1000, "lr": 3e-3, "warmup": 150,
-}  # fmt: skip
+    "seeds": [0, 1, 2],
+    "seconds": 144.0,
+    "looks": 9,
+    "num_words": 800,
+    "max_tokens": 8,
+    "num_target_words": 1200,
+    "max_target_tokens": 10,
+    "cells": 1000,
+    "lr": 3e-3,
+    "warmup": 150,
+}
 TOY = FULL | {"seeds": [0], "seconds": 0.1, "looks": 1, "num_words": 100}
 
 
@@ -48,11 +56,13 @@ def measure(name: str, seed: int, splits, settings: dict) -> dict:
     tgt_tok = WordTokenizer.train([pair.target for pair in splits.train], 4000)
     batches = [
         BucketedBatches(
-            encode_pairs(side, src_tok, tgt_tok), max_tokens=settings["cells"], seed=seed,
+            encode_pairs(side, src_tok, tgt_tok),
+            max_tokens=settings["cells"],
+            seed=seed,
             shuffle=side is splits.train,
         )
         for side in (splits.train, splits.valid)
-    ]  # fmt: skip
+    ]
     torch.manual_seed(seed)
     model = build(name, len(src_tok), len(tgt_tok))
     sources = [pair.source for pair in splits.test]
@@ -71,7 +81,8 @@ def measure(name: str, seed: int, splits, settings: dict) -> dict:
         translations = translate(model, sources, src_tok, tgt_tok)
         points.append(
             {
-                "seconds": seconds, "step": record.step,
+                "seconds": seconds,
+                "step": record.step,
                 "loss": evaluate(model, batches[1], pad_id=0),
                 "bleu": corpus_bleu(translations, references, lowercase=True).score,
             }
@@ -81,7 +92,11 @@ def measure(name: str, seed: int, splits, settings: dict) -> dict:
         paused += time.process_time() - now
 
     config = TrainingConfig(
-        steps=100_000, lr=settings["lr"], warmup=settings["warmup"], seed=seed, log_every=5,
+        steps=100_000,
+        lr=settings["lr"],
+        warmup=settings["warmup"],
+        seed=seed,
+        log_every=5,
         eval_every=100_000,
     )
     Trainer(
@@ -100,7 +115,9 @@ def main() -> None:
     torch.set_num_threads(1)
     start = time.perf_counter()
     splits = easy_subset(
-        split_pairs(load_pairs("fra")), settings["num_words"], settings["max_tokens"],
+        split_pairs(load_pairs("fra")),
+        settings["num_words"],
+        settings["max_tokens"],
         num_target_words=settings["num_target_words"],
         max_target_tokens=settings["max_target_tokens"],
     )
@@ -113,9 +130,11 @@ def main() -> None:
     data = {"settings": settings, "runs": runs, "sentences": len(splits.test)}
     if not args.toy or args.out:
         path = results.save(
-            "transformer_against_recurrence", data, seconds=time.perf_counter() - start,
+            "transformer_against_recurrence",
+            data,
+            seconds=time.perf_counter() - start,
             folder=args.out,
-        )  # fmt: skip
+        )
         print(path)
 
 

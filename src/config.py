@@ -12,8 +12,14 @@ ACTIVATIONS = ("relu", "gelu", "silu")
 TYINGS = ("none", "target", "all")
 SCORERS = ("additive", "bilinear", "dot", "scaled_dot")
 QUERIES = ("previous", "current")
-_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a text",
-          tuple: "a sequence", NoneType: "None"}  # fmt: skip
+_NAMES = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    tuple: "a sequence",
+    NoneType: "None",
+}
 _ACCEPTED = {float: (float, int), tuple: (tuple, list)}
 
 
@@ -171,17 +177,21 @@ class TransformerConfig(LayerConfig):
         """Refuse what no model could be built from."""
         super().__post_init__()
         for name in (
-            "src_vocab_size", "tgt_vocab_size", "num_encoder_layers", "num_decoder_layers",
+            "src_vocab_size",
+            "tgt_vocab_size",
+            "num_encoder_layers",
+            "num_decoder_layers",
             "max_len",
-        ):  # fmt: skip
+        ):
             self._demand(name, getattr(self, name) >= 1, "at least 1")
         self._demand("num_token_types", self.num_token_types >= 0, "at least 0")
         self._demand_one_of("positions", POSITIONS)
         self._demand_one_of("tie_embeddings", TYINGS)
         self._demand(
-            "positions", self.positions != "rotary" or self.head_dim % 2 == 0,
+            "positions",
+            self.positions != "rotary" or self.head_dim % 2 == 0,
             f"other than rotary where the width of a head, {self.head_dim}, is odd",
-        )  # fmt: skip
+        )
         self._demand_id("pad_id", "target", self.tgt_vocab_size)
         self._demand_id("bos_id", "target", self.tgt_vocab_size)
         self._demand_id("eos_id", "target", self.tgt_vocab_size)
@@ -196,8 +206,13 @@ class TransformerConfig(LayerConfig):
     def tiny(cls, src_vocab_size: int, tgt_vocab_size: int, **fields: Any) -> "TransformerConfig":
         """Two layers of width 128: learns simple sentences in a CPU minute."""
         preset = {
-            "d_model": 128, "num_heads": 4, "d_ff": 512, "num_encoder_layers": 2,
-            "num_decoder_layers": 2, "dropout": 0.2, "max_len": 128,
+            "d_model": 128,
+            "num_heads": 4,
+            "d_ff": 512,
+            "num_encoder_layers": 2,
+            "num_decoder_layers": 2,
+            "dropout": 0.2,
+            "max_len": 128,
         }
         return cls.from_dict(_sizes(src_vocab_size, tgt_vocab_size) | preset | fields)
 
@@ -265,21 +280,29 @@ class RecurrentConfig(Configuration):
         """Refuse what no model could be built from."""
         super().__post_init__()
         for name in (
-            "src_vocab_size", "tgt_vocab_size", "d_embed", "d_encoder", "d_decoder",
-            "num_encoder_layers", "num_decoder_layers", "d_score",
-        ):  # fmt: skip
+            "src_vocab_size",
+            "tgt_vocab_size",
+            "d_embed",
+            "d_encoder",
+            "d_decoder",
+            "num_encoder_layers",
+            "num_decoder_layers",
+            "d_score",
+        ):
             self._demand(name, getattr(self, name) >= 1, "at least 1")
         self._demand(
-            "d_encoder", not self.bidirectional or self.d_encoder % 2 == 0,
+            "d_encoder",
+            not self.bidirectional or self.d_encoder % 2 == 0,
             "even where the encoder is bidirectional",
-        )  # fmt: skip
+        )
         self._demand("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
         self._demand_one_of("scorer", SCORERS)
         self._demand_one_of("query_from", QUERIES)
         self._demand(
-            "scorer", self.d_encoder == self.d_decoder or self.scorer in ("additive", "bilinear"),
+            "scorer",
+            self.d_encoder == self.d_decoder or self.scorer in ("additive", "bilinear"),
             f"additive or bilinear where d_encoder ({self.d_encoder}) and d_decoder "
             f"({self.d_decoder}) differ",
-        )  # fmt: skip
+        )
         for name in ("pad_id", "bos_id", "eos_id"):
             self._demand_id(name, "target", self.tgt_vocab_size)

@@ -65,10 +65,7 @@ def attention(
     dropout: float = 0.0,
     backend: str = "sdpa",
     return_weights: bool = False,
-) -> (
-    Float[Tensor, "*axes T Kv"]
-    | tuple[Float[Tensor, "*axes T Kv"], Float[Tensor, "*axes T S"]]
-):
+) -> Float[Tensor, "*axes T Kv"] | tuple[Float[Tensor, "*axes T Kv"], Float[Tensor, "*axes T S"]]:
     """Scaled dot-product attention: ``softmax(query·keyᵀ · scale) · value``.
 
     Args:
@@ -102,16 +99,10 @@ def attention(
     num_queries, num_keys = query.shape[-2], key.shape[-2]
     if mask is not None:
         check_mask(mask, (*query.shape[:-1], num_keys))
-    fused = (
-        backend == "sdpa"
-        and not return_weights
-        and query.device.type in FUSED_DEVICES
-    )
+    fused = backend == "sdpa" and not return_weights and query.device.type in FUSED_DEVICES
     # One query sees the whole cache, and the kernel's own flag is right where
     # S = T without a mask; only the rest needs the causal mask as a tensor.
-    fused_causal = (
-        fused and is_causal and mask is None and num_queries == num_keys
-    )
+    fused_causal = fused and is_causal and mask is None and num_queries == num_keys
     if is_causal and num_queries > 1 and not fused_causal:
         causal = causal_mask(num_queries, num_keys, device=query.device)
         causal = causal.view((1,) * (query.dim() - 2) + causal.shape[-2:])
@@ -119,7 +110,12 @@ def attention(
 
     if fused:
         return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale,
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            dropout_p=dropout,
+            scale=scale,
             # Compiled, lengths are symbols, and the kernel wants a plain bool.
             is_causal=True if fused_causal else False,
         )

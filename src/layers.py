@@ -176,7 +176,10 @@ class EncoderLayer(nn.Module):
         def attend(h: Tensor) -> Tensor:
             keep = record is not None
             result = self.self_attention(
-                h, mask=mask, rotary=rotary, packing=packing,
+                h,
+                mask=mask,
+                rotary=rotary,
+                packing=packing,
                 return_weights=keep,
             )
             return _kept(result, record)
@@ -226,7 +229,11 @@ class DecoderLayer(nn.Module):
         def attend_self(h: Tensor) -> Tensor:
             keep = self_record is not None
             result = self.self_attention(
-                h, is_causal=True, rotary=rotary, cache=cache, packing=packing,
+                h,
+                is_causal=True,
+                rotary=rotary,
+                cache=cache,
+                packing=packing,
                 return_weights=keep,
             )
             return _kept(result, self_record)
@@ -235,7 +242,10 @@ class DecoderLayer(nn.Module):
             keep = cross_record is not None
             query = self.cross_attention.project_query(h, packing)
             result = self.cross_attention.attend(
-                query, *memory, memory_mask, packing=packing,
+                query,
+                *memory,
+                memory_mask,
+                packing=packing,
                 return_weights=keep,
             )
             return _kept(result, cross_record)

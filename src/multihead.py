@@ -83,8 +83,7 @@ class MultiHeadAttention(nn.Module):
         packing: Packing | None = None,
         return_weights: bool = False,
     ) -> (
-        Float[Tensor, "*tokens D"]
-        | tuple[Float[Tensor, "*tokens D"], Float[Tensor, "B H T S_all"]]
+        Float[Tensor, "*tokens D"] | tuple[Float[Tensor, "*tokens D"], Float[Tensor, "B H T S_all"]]
     ):
         """Attend from ``query`` to ``key`` and ``value``.
 
@@ -176,16 +175,20 @@ class MultiHeadAttention(nn.Module):
         shared = _rows_per_key(query, key)
         if shared > 1:
             if is_causal:
-                raise ValueError(
-                    "is_causal does not go with queries that share their keys"
-                )
+                raise ValueError("is_causal does not go with queries that share their keys")
             query = _beside(query, shared)
             if mask is not None and mask.shape[2] > 1:
                 mask = mask.repeat(1, 1, shared, 1)
         if self.scorer is None:
             result = attention(
-                query, key, value, mask, is_causal=is_causal, dropout=dropout,
-                backend=self.backend, return_weights=return_weights,
+                query,
+                key,
+                value,
+                mask,
+                is_causal=is_causal,
+                dropout=dropout,
+                backend=self.backend,
+                return_weights=return_weights,
             )
             output, weights = result if return_weights else (result, None)
         else:
@@ -225,17 +228,14 @@ class MultiHeadAttention(nn.Module):
             if x is not None and (x.dim() != rank or x.shape[-1] != self.d_model):
                 axes = "(N, {})" if rank == 2 else "(B, T, {})"
                 raise ValueError(
-                    f"{name} must have shape {axes.format(self.d_model)}, but has "
-                    f"{tuple(x.shape)}"
+                    f"{name} must have shape {axes.format(self.d_model)}, but has {tuple(x.shape)}"
                 )
 
     def _project(self, x: Tensor, first: int, last: int) -> Tensor:
         """Apply ``in_proj``'s rows ``first·D … last·D``: 0 is W_q, 1 W_k, 2 W_v."""
         rows = slice(first * self.d_model, last * self.d_model)
         bias = self.in_proj.bias
-        return F.linear(
-            x, self.in_proj.weight[rows], None if bias is None else bias[rows]
-        )
+        return F.linear(x, self.in_proj.weight[rows], None if bias is None else bias[rows])
 
 
 def _rows_per_key(query: Tensor, key: Tensor) -> int:

@@ -72,10 +72,7 @@ def nadaraya_watson(
     *,
     mask: Bool[Tensor, "..."] | None = None,
     return_weights: bool = False,
-) -> (
-    Float[Tensor, "*axes T"]
-    | tuple[Float[Tensor, "*axes T"], Float[Tensor, "*pairs T S"]]
-):
+) -> Float[Tensor, "*axes T"] | tuple[Float[Tensor, "*axes T"], Float[Tensor, "*pairs T S"]]:
     """Predict at each query a mean of values, weighted by how near keys lie.
 
     The Gaussian kernel is computed as the softmax of −½((x − xᵢ)/h)². Its weights sum to 1 even
@@ -258,9 +255,7 @@ def _kernel_weights(kernel: Kernel, u: Tensor, mask: Tensor | None) -> Tensor:
             f"but their shape is {tuple(raw.shape)}"
         )
     if not (raw >= 0).all():
-        raise ValueError(
-            "kernel must return weights that are not negative or NaN"
-        )
+        raise ValueError("kernel must return weights that are not negative or NaN")
     if mask is not None:
         check_mask(mask, raw.shape)
         raw = raw.masked_fill(~mask, 0)

@@ -112,9 +112,7 @@ class LearnedPositions(nn.Module):
         self.weight = nn.Parameter(torch.empty(max_len, d_model))
         nn.init.normal_(self.weight, std=0.02)
 
-    def forward(
-        self, x: Float[Tensor, "B T D"], offset: int = 0
-    ) -> Float[Tensor, "B T D"]:
+    def forward(self, x: Float[Tensor, "B T D"], offset: int = 0) -> Float[Tensor, "B T D"]:
         """Return ``x`` plus vectors of positions ``offset … offset + T − 1``.
 
         Raises:
@@ -153,9 +151,7 @@ class RotaryPositions(_Table):
         angles = torch.arange(self.max_len)[:, None] / 10000 ** (columns / self.head_dim)
         return torch.stack([angles.cos(), angles.sin()], dim=1).to(dtype)
 
-    def forward(
-        self, x: Float[Tensor, "*axes T K"], offset: int = 0
-    ) -> Float[Tensor, "*axes T K"]:
+    def forward(self, x: Float[Tensor, "*axes T K"], offset: int = 0) -> Float[Tensor, "*axes T K"]:
         """Turn the heads ``x`` at positions ``offset … offset + T − 1``.
 
         The rotation is done in float32 at least and cast back.
@@ -164,10 +160,7 @@ class RotaryPositions(_Table):
             ValueError: If a position is negative or not below ``max_len``.
         """
         cos, sin = self.rows(x.shape[-2], offset).unbind(dim=1)
-        first, second = (
-            x.to(torch.promote_types(x.dtype, self.table.dtype))
-            .chunk(2, dim=-1)
-        )
+        first, second = x.to(torch.promote_types(x.dtype, self.table.dtype)).chunk(2, dim=-1)
         turned = (first * cos - second * sin, second * cos + first * sin)
         return torch.cat(turned, dim=-1).to(x.dtype)
 

@@ -44,9 +44,12 @@ class RecurrentEncoder(nn.Module):
         self.embedding = nn.Embedding(config.src_vocab_size, config.d_embed)
         self.dropout = nn.Dropout(config.dropout)
         self.rnn = _gru(
-            config.d_embed, config.d_encoder // self.directions, config.num_encoder_layers,
-            config.dropout, bidirectional=config.bidirectional,
-        )  # fmt: skip
+            config.d_embed,
+            config.d_encoder // self.directions,
+            config.num_encoder_layers,
+            config.dropout,
+            bidirectional=config.bidirectional,
+        )
 
     def forward(
         self, src: Int[Tensor, "B S"]
@@ -124,14 +127,14 @@ class Seq2Seq(nn.Module):
         # Bridges encoder and decoder, whose widths and numbers of layers may differ.
         self.bridge = nn.Linear(config.d_encoder, config.num_decoder_layers * config.d_decoder)
         self.rnn = _gru(
-            config.d_embed + config.d_encoder, config.d_decoder, config.num_decoder_layers,
+            config.d_embed + config.d_encoder,
+            config.d_decoder,
+            config.num_decoder_layers,
             config.dropout,
-        )  # fmt: skip
+        )
         self.output = nn.Linear(config.d_decoder + config.d_encoder, config.tgt_vocab_size)
 
-    def forward(
-        self, src: Int[Tensor, "B S"], tgt: Int[Tensor, "B2 T"]
-    ) -> Float[Tensor, "B2 T V"]:
+    def forward(self, src: Int[Tensor, "B S"], tgt: Int[Tensor, "B2 T"]) -> Float[Tensor, "B2 T V"]:
         """Logits of the next token after every prefix of ``tgt``: training's view.
 
         Args:
@@ -250,16 +253,12 @@ class AttentionSeq2Seq(Seq2Seq):
         hidden, first, weights, *source = state
         outputs, contexts = [], [first.unsqueeze(1)]
         for token in embedded.split(1, dim=1):
-            output, hidden = self.rnn(
-                torch.cat([token, contexts[-1]], dim=-1), hidden
-            )
+            output, hidden = self.rnn(torch.cat([token, contexts[-1]], dim=-1), hidden)
             context, weights = self._attend(output, *source)
             outputs.append(output)
             contexts.append(context)
         state = DecoderState(hidden, contexts[-1].squeeze(1), weights, *source)
-        used = (
-            contexts[1:] if self.config.query_from == "current" else contexts[:-1]
-        )
+        used = contexts[1:] if self.config.query_from == "current" else contexts[:-1]
         return torch.cat(outputs, dim=1), torch.cat(used, dim=1), state
 
     def _attend(
@@ -298,14 +297,16 @@ class RecurrentStepper:
         self.state = self.state.select(index)
 
 
-def _gru(
-    d_in: int, units: int, layers: int, dropout: float, bidirectional: bool = False
-) -> nn.GRU:
+def _gru(d_in: int, units: int, layers: int, dropout: float, bidirectional: bool = False) -> nn.GRU:
     """A GRU, batch first; torch warns of a dropout that has no second layer to stand before."""
     return nn.GRU(
-        d_in, units, layers, batch_first=True, bidirectional=bidirectional,
+        d_in,
+        units,
+        layers,
+        batch_first=True,
+        bidirectional=bidirectional,
         dropout=dropout if layers > 1 else 0.0,
-    )  # fmt: skip
+    )
 
 
 def _scorer(config: RecurrentConfig) -> nn.Module:

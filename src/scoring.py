@@ -201,10 +201,7 @@ def attend(
     mask: Bool[Tensor, "..."] | None = None,
     *,
     return_weights: bool = False,
-) -> (
-    Float[Tensor, "*axes T Dv"]
-    | tuple[Float[Tensor, "*axes T Dv"], Float[Tensor, "*pairs T S"]]
-):
+) -> Float[Tensor, "*axes T Dv"] | tuple[Float[Tensor, "*axes T Dv"], Float[Tensor, "*pairs T S"]]:
     """Attention with any score: softmax(score(query, key)) · value.
 
     Args:
@@ -225,8 +222,7 @@ def attend(
     """
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(
-            "key and value must hold as many rows, "
-            f"but hold {key.shape[-2]} and {value.shape[-2]}"
+            f"key and value must hold as many rows, but hold {key.shape[-2]} and {value.shape[-2]}"
         )
     weights = masked_softmax(score(query, key), mask)
     output = weights @ value

@@ -113,9 +113,12 @@ def make_tokenizers(options: dict[str, Any], train: Sequence[Pair]) -> list[Toke
 
 
 def make_batches(
-    options: dict[str, Any], pairs: Sequence[Pair], tokenizers: Sequence[Tokenizer], limit: int,
+    options: dict[str, Any],
+    pairs: Sequence[Pair],
+    tokenizers: Sequence[Tokenizer],
+    limit: int,
     shuffle: bool,
-) -> tuple[BucketedBatches | None, int]:  # fmt: skip
+) -> tuple[BucketedBatches | None, int]:
     """This process's batches of the pairs that fit, and how many did not; None without a pair."""
     size = {name: options[name] for name in BATCHES}
     most = min(limit, size["max_tokens"] or limit)
@@ -124,9 +127,14 @@ def make_batches(
     if not fitting:
         return None, len(examples)
     batches = BucketedBatches(
-        fitting, **size, shuffle=shuffle, seed=options["seed"], pad_id=tokenizers[0].pad_id,
-        rank=distributed.rank(), world_size=distributed.world_size(),
-    )  # fmt: skip
+        fitting,
+        **size,
+        shuffle=shuffle,
+        seed=options["seed"],
+        pad_id=tokenizers[0].pad_id,
+        rank=distributed.rank(),
+        world_size=distributed.world_size(),
+    )
     return batches, len(examples) - len(fitting)
 
 
@@ -160,20 +168,30 @@ def prepare(options: dict[str, Any]) -> tuple[Trainer, Callable[[], None]]:
         return bleu(hypotheses, sample, options).score
 
     trainer = Trainer(
-        model, train, settings, pad_id=tokenizers[1].pad_id, valid=valid,
-        metric=metric if sample else None, directory=out, device=device,
-        sharding=options["sharding"], callbacks=[report], progress=options["progress"],
-    )  # fmt: skip
+        model,
+        train,
+        settings,
+        pad_id=tokenizers[1].pad_id,
+        valid=valid,
+        metric=metric if sample else None,
+        directory=out,
+        device=device,
+        sharding=options["sharding"],
+        callbacks=[report],
+        progress=options["progress"],
+    )
     resumed = options["resume"] and trainer.resume()
     distributed.on_writer(lambda: write_json(out / "model.json", model.config.to_dict()))
     distributed.on_writer(lambda: write_json(out / "config.json", options))
     if options["tensorboard"]:
         trainer.callbacks.append(tensorboard(out / "tensorboard", trainer.step))
     origin = f"resumed after update {trainer.step}" if resumed else f"a new run in {out}"
-    say(f"{len(splits.train)} + {len(splits.valid)} + {len(splits.test)} pairs to train, validate "
+    say(
+        f"{len(splits.train)} + {len(splits.valid)} + {len(splits.test)} pairs to train, validate "
         f"and test on, {long} too long; {model.num_parameters():,} parameters; "
         f"{distributed.world_size()} × {trainer.updater.device}; "
-        f"{origin}")  # fmt: skip
+        f"{origin}"
+    )
     warn_of_empty_sides(splits, options)
     return trainer, lambda: test(model, splits.test, tokenizers, options)
 
@@ -353,8 +371,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             with undone(out):
                 trainer, finish = prepare(options)
             return train(trainer, finish)
-    except (OSError, AssetError, FloatingPointError, distributed.WriterFailed,
-            distributed.OtherFailed) as error:  # fmt: skip
+    except (
+        OSError,
+        AssetError,
+        FloatingPointError,
+        distributed.WriterFailed,
+        distributed.OtherFailed,
+    ) as error:
         return complain(PROGRAM, error)
     except torch.OutOfMemoryError as error:
         advice = "lower --max-tokens and raise --accumulate by as much"

@@ -44,9 +44,7 @@ class Encoder(_Stack):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config.src_vocab_size, config, config.num_token_types)
-        self.layers = nn.ModuleList(
-            EncoderLayer(config) for _ in range(config.num_encoder_layers)
-        )
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
 
     def forward(
         self,
@@ -87,9 +85,7 @@ class Decoder(_Stack):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config.tgt_vocab_size, config, 0)
-        self.layers = nn.ModuleList(
-            DecoderLayer(config) for _ in range(config.num_decoder_layers)
-        )
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
 
     def project_memory(
         self, memory: Float[Tensor, "*tokens D"], packing: Packing | None = None
@@ -120,8 +116,14 @@ class Decoder(_Stack):
             x = packing.pack(x)
         for i, layer in enumerate(self.layers):
             x = layer(
-                x, memory[i], memory_mask, self.rotary, cache[i] if cache else None, packing,
-                self_record, cross_record,
+                x,
+                memory[i],
+                memory_mask,
+                self.rotary,
+                cache[i] if cache else None,
+                packing,
+                self_record,
+                cross_record,
             )
         return self.finish(x)
 
@@ -232,18 +234,14 @@ class Transformer(nn.Module):
         mask = None if bool(mask.all()) else mask  # no padding, no mask: the faster kernel
         return DecoderCache(layers, memory, mask)
 
-    def decode_cached(
-        self, tgt: Int[Tensor, "B T"], cache: DecoderCache
-    ) -> Float[Tensor, "B T V"]:
+    def decode_cached(self, tgt: Int[Tensor, "B T"], cache: DecoderCache) -> Float[Tensor, "B T V"]:
         """Logits after each new token; ``tgt`` is **appended to the cache**.
 
         One token, a chunk or a whole sentence: the logits are those of the full pass.
         """
         return self.output(self.decode_hidden(tgt, cache))
 
-    def decode_hidden(
-        self, tgt: Int[Tensor, "B T"], cache: DecoderCache
-    ) -> Float[Tensor, "B T D"]:
+    def decode_hidden(self, tgt: Int[Tensor, "B T"], cache: DecoderCache) -> Float[Tensor, "B T D"]:
         """What `decode_cached` turns into logits; **appended to the cache** as there."""
         return self.decoder(tgt, cache.memory, cache.memory_mask, cache.layers)
 
@@ -263,9 +261,7 @@ class Transformer(nn.Module):
         mask = padding_mask(src, self.config.pad_id)
         memory = self.encoder(src, mask, record=maps["encoder"])
         heads = self.decoder.project_memory(memory)
-        self.decoder(
-            tgt, heads, mask, self_record=maps["decoder"], cross_record=maps["cross"]
-        )
+        self.decoder(tgt, heads, mask, self_record=maps["decoder"], cross_record=maps["cross"])
         return maps
 
     def _check_rows(self, src: Tensor, tgt: Tensor, targets: Tensor | None = None) -> None:

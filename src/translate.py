@@ -39,27 +39,59 @@ def build_parser() -> Parser:
     number = {"type": int, "metavar": "INT"}
     option = parser.option
     option(parser, "--run", metavar="DIR", help="folder of a run of src.train")
-    option(parser, "--checkpoint", metavar="FILE", help="one of its checkpoints",
-           shown="best.safetensors, or last.safetensors if there is no best")
+    option(
+        parser,
+        "--checkpoint",
+        metavar="FILE",
+        help="one of its checkpoints",
+        shown="best.safetensors, or last.safetensors if there is no best",
+    )
     option(parser, "--input", metavar="FILE", help="text to translate", shown="standard input")
-    option(parser, "--output", metavar="FILE", help="file to write, complete or not at all",
-           shown="standard output")
+    option(
+        parser,
+        "--output",
+        metavar="FILE",
+        help="file to write, complete or not at all",
+        shown="standard output",
+    )
     option(parser, "--beam-size", **number, default=4, help="beginnings kept; 1 is greedy")
-    option(parser, "--length-penalty", type=float, metavar="FLOAT", default=0.6,
-           help="higher favours longer translations")
+    option(
+        parser,
+        "--length-penalty",
+        type=float,
+        metavar="FLOAT",
+        default=0.6,
+        help="higher favours longer translations",
+    )
     option(parser, "--nbest", **number, help="translations a sentence", shown="1, without number")
     option(parser, "--scores", action="store_true", default=False, help="write scores")
-    option(parser, "--align", action="store_true", default=False,
-           help="write alignments of words, from the cross-attention of the last layer")
-    option(parser, "--max-len", **number, help="most tokens of a translation",
-           shown="twice the source's and 10 more")
+    option(
+        parser,
+        "--align",
+        action="store_true",
+        default=False,
+        help="write alignments of words, from the cross-attention of the last layer",
+    )
+    option(
+        parser,
+        "--max-len",
+        **number,
+        help="most tokens of a translation",
+        shown="twice the source's and 10 more",
+    )
     option(parser, "--batch-size", **number, default=64, help="most sentences at once")
     option(parser, "--max-tokens", **number, default=8192, help="most cells at once, beam counted")
-    option(parser, "--buffer", **number, default=1024,
-           help="lines read before they are translated, sorted by length")
-    option(parser, "--device", metavar="NAME", help="such as cpu or cuda:1",
-           shown="the best at hand")
-    return parser  # fmt: skip
+    option(
+        parser,
+        "--buffer",
+        **number,
+        default=1024,
+        help="lines read before they are translated, sorted by length",
+    )
+    option(
+        parser, "--device", metavar="NAME", help="such as cpu or cuda:1", shown="the best at hand"
+    )
+    return parser
 
 
 def load_run(
@@ -144,9 +176,13 @@ def output_file(path: str | None) -> Iterator[BinaryIO]:
 
 
 def translated(
-    lines: Iterable[str], name: str, model: nn.Module, source: Tokenizer, target: Tokenizer,
+    lines: Iterable[str],
+    name: str,
+    model: nn.Module,
+    source: Tokenizer,
+    target: Tokenizer,
     options: dict[str, Any],
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """Translate the lines of a file of that name, buffer by buffer, into lines of output.
 
     Raises:
@@ -174,9 +210,13 @@ def translated(
 
 
 def fields_of(
-    line: str, hypothesis: Translation, model: nn.Module, source: Tokenizer, target: Tokenizer,
+    line: str,
+    hypothesis: Translation,
+    model: nn.Module,
+    source: Tokenizer,
+    target: Tokenizer,
     options: dict[str, Any],
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Translation, score and alignment, as far as they are asked for."""
     words = hypothesis.text.split()
     if options["scores"] or options["nbest"] or options["align"]:
@@ -210,13 +250,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.defaults | parser.given(argv)
     if options["run"] is None:
         parser.error("--run must say where the trained model is")
-    parser.at_least(
-        options, beam_size=1, nbest=1, max_len=1, batch_size=1, max_tokens=1, buffer=1
-    )
+    parser.at_least(options, beam_size=1, nbest=1, max_len=1, batch_size=1, max_tokens=1, buffer=1)
     if (options["nbest"] or 1) > options["beam_size"]:
         parser.error(
-            f"--nbest must be at most --beam-size = {options['beam_size']}, "
-            f"got {options['nbest']}"
+            f"--nbest must be at most --beam-size = {options['beam_size']}, got {options['nbest']}"
         )
     if not 0 <= options["length_penalty"] <= LARGEST_PENALTY:
         parser.error(

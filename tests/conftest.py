@@ -45,16 +45,19 @@ def unchecked():
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--package", action="store_true",
+        "--package",
+        action="store_true",
         help="only the tests of the package: no book, no tool of it, no other library but PyTorch",
-    )  # fmt: skip
+    )
 
 
 def pytest_ignore_collect(collection_path, config):
     """Leave out, under `--package`, what needs more than `pip install -e .[tests]` brings."""
     if config.getoption("--package") and collection_path.name.startswith("test_"):
         text = collection_path.read_text(encoding="utf-8")
-        if re.search(r"^(?:import|from) (?:sample|nbclient|d2l|transformers)\b", text, re.MULTILINE):
+        if re.search(
+            r"^(?:import|from) (?:sample|nbclient|d2l|transformers)\b", text, re.MULTILINE
+        ):
             return True
     return None
 

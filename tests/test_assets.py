@@ -126,8 +126,14 @@ def test_without_network_the_error_says_how_to_do_without(cache, serve):
         fetch("s/SENTENCES", client=NoIndex())
     message = str(caught.value)
     for needed in (
-        str(cache / "demo/s/SENTENCES"), sha256(CONTENT), sha256(data), "demo-1.tar.gz",
-        "s/SENTENCES", "no such file", "ConnectionError", "ATTENTION_DATA",
+        str(cache / "demo/s/SENTENCES"),
+        sha256(CONTENT),
+        sha256(data),
+        "demo-1.tar.gz",
+        "s/SENTENCES",
+        "no such file",
+        "ConnectionError",
+        "ATTENTION_DATA",
     ):
         assert needed in message
     assert "secret" not in message and "index.invalid" in message
@@ -156,7 +162,15 @@ GOOD = tar_gz({"s/SENTENCES": CONTENT})
         (tar_gz({"s/SENTENCES": CONTENT + b"\n"}), None, "is refused, it has 19941 bytes"),
     ],
     ids=[
-        "cut", "longer", "cut gz", "no archive", "no member", "folder", "tampered", "short", "long",
+        "cut",
+        "longer",
+        "cut gz",
+        "no archive",
+        "no member",
+        "folder",
+        "tampered",
+        "short",
+        "long",
     ],
 )
 def test_wrong_archives_and_members_leave_nothing_behind(cache, serve, data, pinned, reason):
@@ -211,7 +225,9 @@ def mirror(monkeypatch):
 
     def mirror(*kinds):
         table = {
-            name: dataclasses.replace(asset, mirrors=tuple(f"{root}/{kind}/{name}" for kind in kinds))
+            name: dataclasses.replace(
+                asset, mirrors=tuple(f"{root}/{kind}/{name}" for kind in kinds)
+            )
             for name, asset in assets.ASSETS.items()
         }
         monkeypatch.setattr(assets, "ASSETS", table)

@@ -33,7 +33,8 @@ def test_encoding_adds_the_special_tokens():
     assert encode_source("", words) == [EOS]
     other = WordTokenizer(["toi", "salut"])
     assert encode_pairs([("you", "salut toi"), ("hello", "!")], words, other) == [
-        Example([5, EOS], [BOS, 5, 4, EOS]), Example([4, EOS], [BOS, 3, EOS]),
+        Example([5, EOS], [BOS, 5, 4, EOS]),
+        Example([4, EOS], [BOS, 3, EOS]),
     ]
 
 
@@ -125,7 +126,8 @@ def test_bucketing_saves_padding():
         ([example(2, 3), Example([], [1, 2])], {"batch_size": 3}, r"examples\[1\] must hold"),
         ([Example([2], [1])], {"batch_size": 3}, r"examples\[0\] must hold a source token, <bos>"),
         (
-            [example(3, 5), example(13, 7)], {"max_tokens": 12},
+            [example(3, 5), example(13, 7)],
+            {"max_tokens": 12},
             r"examples\[1\] has 13 source and 7 target tokens, above max_tokens = 12",
         ),
     ],

@@ -59,8 +59,10 @@ def test_skipped_sublayers_take_their_weights_along():
     d, ff = 128, 512
     attention, wrapper = 4 * (d * d + d), 2 * d
     network = d * ff + ff + ff * d + d
-    lost = {part: built("nothing").num_parameters() - built(part).num_parameters()
-            for part in script.PARTS}  # fmt: skip
+    lost = {
+        part: built("nothing").num_parameters() - built(part).num_parameters()
+        for part in script.PARTS
+    }
     assert lost["feed-forward"] == 4 * (network + wrapper)
     assert lost["encoder self-attention"] == 2 * (attention + wrapper)
     assert lost["decoder self-attention"] == 2 * (attention + wrapper)

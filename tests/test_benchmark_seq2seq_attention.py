@@ -48,9 +48,12 @@ def test_seeds_decide_everything_but_the_time(toy):
 def test_summary_is_mean_and_spread_over_seeds():
     def entry(model, bleu, by_length):
         return {
-            "model": model, "bleu": bleu, "bleu_by_length": by_length, "cpu_seconds": 1.0,
+            "model": model,
+            "bleu": bleu,
+            "bleu_by_length": by_length,
+            "cpu_seconds": 1.0,
             "parameters": 7,
-        }  # fmt: skip
+        }
 
     runs = [entry("a", 10.0, [1.0, 4.0]), entry("b", 99.0, [9, 9]), entry("a", 14.0, [3.0, 4.0])]
     found = script.summarise("a", runs)

@@ -30,11 +30,16 @@ def batch(pairs=5):
 @pytest.mark.parametrize(
     "name",
     [
-        "training", "mixed_lengths", "decoding", "decoding_attempts", "matmul_share", "bfloat16",
+        "training",
+        "mixed_lengths",
+        "decoding",
+        "decoding_attempts",
+        "matmul_share",
+        "bfloat16",
         "gpu",
     ],
     ids="{}.py".format,  # a test called `gpu` would be skipped as if it were marked so
-)  # fmt: skip
+)
 def test_runs_at_toy_size(name, capsys, monkeypatch):
     # Dynamo takes a minute to trace the checks of the annotations that tests switch on.
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
@@ -184,9 +189,13 @@ def command_line(monkeypatch, *arguments, **options):
     seen = []
     monkeypatch.setattr(sys, "argv", ["x.py", "--threads", "1", *arguments])
     measure.run(
-        "speed_x", "X.", lambda settings: seen.append(settings) or {}, {"size": {}, "of": "cpu"},
-        {"size": {}}, **options,
-    )  # fmt: skip
+        "speed_x",
+        "X.",
+        lambda settings: seen.append(settings) or {},
+        {"size": {}, "of": "cpu"},
+        {"size": {}},
+        **options,
+    )
     return seen[0]
 
 
@@ -216,9 +225,13 @@ def test_dropout_can_be_switched_off_but_not_on_the_page(monkeypatch, tmp_path, 
 # --- the plan
 
 COUNTED = {
-    "parameters": 1000, "flops_per_token": 1e6, "activation_bytes_per_token": 10.0,
-    "logit_bytes_per_token": 20, "last_share": 0.25, "rates": [1e9, 2e9],
-}  # fmt: skip
+    "parameters": 1000,
+    "flops_per_token": 1e6,
+    "activation_bytes_per_token": 10.0,
+    "logit_bytes_per_token": 20,
+    "last_share": 0.25,
+    "rates": [1e9, 2e9],
+}
 SETTINGS = {"tokens_per_update": 4000, "updates": 3600, "links": [1e3, 4e3]}
 
 
@@ -277,11 +290,14 @@ def test_one_failing_part_stops_no_other_and_all_fit_into_eight_minutes(broken, 
     run = subprocess.run(
         ["/bin/sh", str(tmp_path / "tools" / "gpu.sh")],
         env={
-            "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "PYTHON": "python",
+            "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin",
+            "PYTHON": "python",
             "OUT": str(tmp_path / "out"),
         },
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     failed = int(broken != "none")
     summary = run.stdout.partition("== summary")[2]
     assert run.returncode == failed

@@ -147,13 +147,25 @@ def test_a_page_and_its_pictures_stay_below_two_megabytes():
 @each_page
 def test_everything_a_page_loads_is_beside_it(html, page):
     for tag, key in (
-        ("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("video", "src"),
-        ("audio", "src"), ("embed", "src"), ("object", "data"), ("link", "href"),
-    ):  # fmt: skip
+        ("script", "src"),
+        ("img", "src"),
+        ("iframe", "src"),
+        ("source", "src"),
+        ("video", "src"),
+        ("audio", "src"),
+        ("embed", "src"),
+        ("object", "data"),
+        ("link", "href"),
+    ):
         for element in html.find_all(tag):
             if tag == "link" and not set(element.get("rel", [])) & {
-                "stylesheet", "icon", "preload", "modulepreload", "prefetch", "preconnect",
-            }:  # fmt: skip
+                "stylesheet",
+                "icon",
+                "preload",
+                "modulepreload",
+                "prefetch",
+                "preconnect",
+            }:
                 continue
             target = element.get(key)
             if target and not target.startswith("data:"):
@@ -457,9 +469,14 @@ def notation() -> list[tuple[set[str], set[str]]]:
 def test_symbols_are_found_and_reduced():
     text = r"$\mathbf W_q^{(i)} \mathbf{x}_j$ and $$\bar\delta = d_{\text{ff}} \, \mathrm e^u$$"
     assert symbols(text) == {
-        (r"\mathbf W_q", True), (r"\mathbf x", True), (r"\delta", False), ("d_ff", True),
-        ("i", False), ("j", False), ("u", False),
-    }  # fmt: skip
+        (r"\mathbf W_q", True),
+        (r"\mathbf x", True),
+        (r"\delta", False),
+        ("d_ff", True),
+        ("i", False),
+        ("j", False),
+        ("u", False),
+    }
     assert symbols(r"$\operatorname{softmax}_i$, $e^{-s}$") == {("i", False), ("s", False)}
 
 
@@ -469,9 +486,10 @@ def test_the_notation_page_has_every_symbol_of_a_chapter(chapter):
     listed = {name for names, where in notation() if chapter in where for name in names}
     # A plain letter with an index is an entry of the vector with the bold letter, as the page says.
     missing = {
-        name for name, index in used
+        name
+        for name, index in used
         if name not in listed and not (index and rf"\mathbf {name}" in listed)
-    }  # fmt: skip
+    }
     assert len(used) > 10 and sorted(missing) == []
 
 
@@ -675,8 +693,11 @@ def build(folder: Path) -> tuple[int, str]:
     jupyter_book = Path(sys.executable).with_name("jupyter-book")
     run = subprocess.run(
         [jupyter_book, "build", ".", "-W", "-n", "--keep-going"],
-        cwd=folder, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     return run.returncode, run.stdout + run.stderr
 
 

@@ -13,9 +13,10 @@ from sample import ROOT, notebooks
 
 HTML = ROOT / "_build" / "html"
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
-PAGES = sorted(str(p.relative_to(ROOT).with_suffix(".html")) for p in [
-    *ROOT.glob("book/*.md"), *ROOT.glob("notebooks/*.ipynb")
-])  # fmt: skip
+PAGES = sorted(
+    str(p.relative_to(ROOT).with_suffix(".html"))
+    for p in [*ROOT.glob("book/*.md"), *ROOT.glob("notebooks/*.ipynb")]
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -167,8 +168,10 @@ def test_a_live_figure_reacts_to_keys_and_pointer(loaded):
 # What stays, and why.
 LISTED = {
     # docutils marks entries of a bibliography with roles that ARIA has given up since.
-    "aria-allowed-role", "aria-deprecated-role", "aria-required-children",
-}  # fmt: skip
+    "aria-allowed-role",
+    "aria-deprecated-role",
+    "aria-required-children",
+}
 # The reference repeats one pattern hundreds of times, code does in each cell: some suffice.
 # Formulas are MathJax's, and thousands of elements.
 FEWER = """for (const [kind, from] of [["#the-package > section", 2], [".highlight pre", 6]])
@@ -235,7 +238,9 @@ def test_on_paper_a_page_has_its_title_and_nothing_to_click(address, profile):
     page.emulate_media(media="print")
     title = page.locator("article h1")
     seen = title.is_visible(), title.text_content().startswith("10.2 Attention Pooling")
-    clickable = page.locator("header:visible, .bd-sidebar-primary:visible, .copybtn:visible").count()
+    clickable = page.locator(
+        "header:visible, .bd-sidebar-primary:visible, .copybtn:visible"
+    ).count()
     page.close()
     assert seen == (True, True) and clickable == 0
 
@@ -262,9 +267,7 @@ def test_the_theme_can_be_switched(address, browser):
 
 
 def test_a_token_shows_its_row_while_the_pointer_is_on_it(address, profile):
-    page = visit_without_formulas(
-        profile, address + "notebooks/ch10_5_multi_head_attention.html"
-    )
+    page = visit_without_formulas(profile, address + "notebooks/ch10_5_multi_head_attention.html")
     figure = page.locator("figure.live").first
     tokens = figure.locator("[role=radio]:visible")
     before = figure.locator("[aria-live]").text_content()

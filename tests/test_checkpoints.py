@@ -56,12 +56,18 @@ def equal_states(one, other):
 def test_weights_moments_and_state_come_back_bit_for_bit(tmp_path):
     run = trained(optimizer="adamw", weight_decay=0.1)
     path = tmp_path / "a.safetensors"
-    save_checkpoint(path, run.model, config={"d_model": 12}, optimizer=run.updater.optimizer,
-                    state={"step": 6, "best": -float("inf")})
+    save_checkpoint(
+        path,
+        run.model,
+        config={"d_model": 12},
+        optimizer=run.updater.optimizer,
+        state={"step": 6, "best": -float("inf")},
+    )
     batches = BucketedBatches(copy_examples(), batch_size=5)
     fresh = trainer(tiny_model(seed=9), batches, optimizer="adamw", weight_decay=0.1)
-    state = load_checkpoint(path, fresh.model, config={"d_model": 12},
-                            optimizer=fresh.updater.optimizer)
+    state = load_checkpoint(
+        path, fresh.model, config={"d_model": 12}, optimizer=fresh.updater.optimizer
+    )
     assert state == {"step": 6, "best": -float("inf")}
     assert equal_states(run.model.state_dict(), fresh.model.state_dict())
     old, new = run.updater.optimizer.state_dict(), fresh.updater.optimizer.state_dict()
@@ -86,10 +92,17 @@ def test_tied_weights_are_written_once_and_stay_tied(tmp_path, tie):
     assert tied == (tie != "none")
 
 
-@pytest.mark.parametrize("fields", [
-    {}, {"accumulate": 3}, {"precision": "float16"}, {"optimizer": "adamw", "weight_decay": 0.1},
-    {"schedule": "constant", "clip": None},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"accumulate": 3},
+        {"precision": "float16"},
+        {"optimizer": "adamw", "weight_decay": 0.1},
+        {"schedule": "constant", "clip": None},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("cut", [1, 5, 8])  # within an epoch, over its end (8 batches), at it
 def test_resuming_gives_exactly_the_uninterrupted_losses(tmp_path, fields, cut):
     whole = trained(steps=11, **fields)
@@ -117,11 +130,23 @@ def test_early_stop_counts_on_after_resuming(tmp_path):
     scores = {1: 5.0, 2: 4.0, 3: 3.0, 4: 2.0}
     fields = {"eval_every": 1, "patience": 3, "best_by": "score"}
     batches = BucketedBatches(copy_examples(), batch_size=5)
-    first = trainer(tiny_model(), batches, steps=2, directory=tmp_path,
-                    metric=lambda m: scores[first.step], **fields)
+    first = trainer(
+        tiny_model(),
+        batches,
+        steps=2,
+        directory=tmp_path,
+        metric=lambda m: scores[first.step],
+        **fields,
+    )
     first.fit()
-    second = trainer(tiny_model(), batches, steps=9, directory=tmp_path,
-                     metric=lambda m: scores[second.step], **fields)
+    second = trainer(
+        tiny_model(),
+        batches,
+        steps=9,
+        directory=tmp_path,
+        metric=lambda m: scores[second.step],
+        **fields,
+    )
     assert second.resume()
     second.fit()
     assert second.step == 4 and [e.score for e in second.evaluations] == [5.0, 4.0, 3.0, 2.0]
@@ -222,7 +247,10 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path):
         assert path.read_text() == "other"
     assert path.read_text() == "one, and more" and list(tmp_path.iterdir()) == [path]
     assert {one.suffix, other.suffix} == {".partial"}
-    with pytest.raises((NotADirectoryError, FileNotFoundError)) as error, replacing(path / "b") as partial:
+    with (
+        pytest.raises((NotADirectoryError, FileNotFoundError)) as error,
+        replacing(path / "b") as partial,
+    ):
         partial.write_text("")
     assert error.value.filename == str(path / "b")
 
@@ -257,8 +285,15 @@ def test_checkpoint_of_another_training_is_refused(tmp_path):
 def test_longer_training_and_other_intervals_are_accepted(tmp_path):
     trained(tmp_path, steps=3)
     batches = BucketedBatches(copy_examples(), batch_size=5, seed=2)
-    longer = trainer(tiny_model(dropout=0.2), batches, directory=tmp_path, steps=5, eval_every=1,
-                     save_every=2, log_every=1)
+    longer = trainer(
+        tiny_model(dropout=0.2),
+        batches,
+        directory=tmp_path,
+        steps=5,
+        eval_every=1,
+        save_every=2,
+        log_every=1,
+    )
     assert longer.resume()
     assert [r.step for r in longer.fit()] == [1, 2, 3, 4, 5]
 
@@ -304,12 +339,15 @@ def test_files_that_are_no_checkpoints(tmp_path):
         read_header(later)
 
 
-@pytest.mark.parametrize(("header", "message"), [
-    ("hello", "is not a checkpoint: its header is no JSON"),
-    ("[1]", "has format None"),
-    ('{"format": 1}', "is not a checkpoint: its header has no config"),
-    ('{"format": 1, "config": {}, "state": 5}', "is not a checkpoint: its header has no state"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("hello", "is not a checkpoint: its header is no JSON"),
+        ("[1]", "has format None"),
+        ('{"format": 1}', "is not a checkpoint: its header has no config"),
+        ('{"format": 1, "config": {}, "state": 5}', "is not a checkpoint: its header has no state"),
+    ],
+)
 def test_a_header_that_is_none_is_refused_by_name(tmp_path, header, message):
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.zeros(1)}, path, {"checkpoint": header})
@@ -401,8 +439,14 @@ def test_resuming_on_the_gpu_is_exact(tmp_path):
     def run(steps, directory):
         batches = BucketedBatches(copy_examples(), batch_size=5, seed=2)
         settings = TrainingConfig(steps=steps, lr=1e-3, warmup=4, log_every=1, precision="float16")
-        made = Trainer(tiny_model(dropout=0.2), batches, settings, pad_id=0, directory=directory,
-                       progress=False)
+        made = Trainer(
+            tiny_model(dropout=0.2),
+            batches,
+            settings,
+            pad_id=0,
+            directory=directory,
+            progress=False,
+        )
         made.resume()
         made.fit()
         return [r.loss for r in made.history]

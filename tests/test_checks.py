@@ -117,10 +117,13 @@ RIGHT = [
     (checks.check_leave_one_out, predict),
     (
         checks.check_leave_one_out,
-        lambda k, v, width: torch.stack([
-            (-((k[i] - k[r]) ** 2) / (2 * width**2)).softmax(0) @ v[r]
-            for i in range(len(k)) for r in [torch.arange(len(k)) != i]
-        ]),
+        lambda k, v, width: torch.stack(
+            [
+                (-((k[i] - k[r]) ** 2) / (2 * width**2)).softmax(0) @ v[r]
+                for i in range(len(k))
+                for r in [torch.arange(len(k)) != i]
+            ]
+        ),
     ),
     (checks.check_masked_softmax, softmax),
     (checks.check_masked_softmax, masked_softmax),
@@ -146,7 +149,7 @@ RIGHT = [
     ),
     (checks.check_multi_head_attention, layer),
     (checks.check_effective_number, effective_number),
-]  # fmt: skip
+]
 
 
 def identify(value):
@@ -267,9 +270,14 @@ def step_mask_across(state, memory, mask, w_q, w_k, w):
     return step(state, memory, mask.T if square else mask, w_q, w_k, w)
 
 
-def layer_of(heads=split_heads, join=lambda x: x.transpose(1, 2).flatten(2), root=None,
-             masked=lambda scores, mask: scores.masked_fill(~mask[:, None], -INF),
-             matrix=lambda w: w, dim=-1):  # fmt: skip
+def layer_of(
+    heads=split_heads,
+    join=lambda x: x.transpose(1, 2).flatten(2),
+    root=None,
+    masked=lambda scores, mask: scores.masked_fill(~mask[:, None], -INF),
+    matrix=lambda w: w,
+    dim=-1,
+):
     """Wrong ways of `layer`: one part exchanged."""
 
     def other(x, w_q, w_k, w_v, w_o, num_heads, mask):
@@ -305,8 +313,12 @@ def norm_of(mean=None, variance=None, outside=False):
     return norm
 
 
-def loss_of(log_probs=lambda logits: logits.log_softmax(-1), even=lambda lp: -lp.mean(-1),
-            reduce=lambda each, real: each[real].mean(), padding=None):  # fmt: skip
+def loss_of(
+    log_probs=lambda logits: logits.log_softmax(-1),
+    even=lambda lp: -lp.mean(-1),
+    reduce=lambda each, real: each[real].mean(),
+    padding=None,
+):
     """Wrong ways of `loss`."""
 
     def other(logits, targets, pad_id, smoothing):
@@ -407,8 +419,11 @@ WRONG = [
     (
         checks.check_masked_softmax,
         fill(-1e4),
-        {"a row whose keys are all masked", "allowed scores of -3 million",
-         "gradients with an all-masked row"},
+        {
+            "a row whose keys are all masked",
+            "allowed scores of -3 million",
+            "gradients with an all-masked row",
+        },
     ),
     (
         checks.check_masked_softmax,
@@ -441,8 +456,12 @@ WRONG = [
     (
         checks.check_attend_in_pieces,
         lambda score, q, k, v, size: attend(score, q, k, v),
-        {"37 queries, 16 at a time", "another size: 5 at a time", "leading axes (2, 3)",
-         "gradients"},
+        {
+            "37 queries, 16 at a time",
+            "another size: 5 at a time",
+            "leading axes (2, 3)",
+            "gradients",
+        },
     ),
     (
         checks.check_attend_in_pieces,
@@ -541,8 +560,12 @@ WRONG = [
     (
         checks.check_global_window,
         mask_with(near=lambda d, reach: (d <= reach) & (d >= 0)),
-        {"13 tokens, reach 2, token 6", "the first token", "the last token",
-         "reach beyond the sentence"},
+        {
+            "13 tokens, reach 2, token 6",
+            "the first token",
+            "the last token",
+            "reach beyond the sentence",
+        },
     ),
     (checks.check_global_window, lambda *a: ~global_window(*a), {"one token", "…"}),
     (checks.check_global_window, lambda *a: global_window(*a)[0], {"one token", "…"}),
@@ -604,8 +627,10 @@ WRONG = [
     ),
     (
         checks.check_layer_norm,
-        norm_of(lambda x: x.mean((1, 2), keepdim=True),
-                lambda x: x.var((1, 2), keepdim=True, unbiased=False)),
+        norm_of(
+            lambda x: x.mean((1, 2), keepdim=True),
+            lambda x: x.var((1, 2), keepdim=True, unbiased=False),
+        ),
         {"tokens of width 7", "…"},
     ),
     (
@@ -668,8 +693,13 @@ WRONG = [
     (
         checks.check_multi_head_attention,
         layer_of(masked=lambda scores, mask: scores),
-        {"padding", "as many tokens as heads", "allowed scores of -10 billion", "float64",
-         "gradients"},
+        {
+            "padding",
+            "as many tokens as heads",
+            "allowed scores of -10 billion",
+            "float64",
+            "gradients",
+        },
     ),
     (
         checks.check_multi_head_attention,
@@ -713,7 +743,7 @@ WRONG = [
     ),
     (checks.check_effective_number, lambda w: 1 / (w * w).sum(-1), {"one query", "…"}),
     (checks.check_effective_number, lambda w: effective_number(w).tolist(), {"one query", "…"}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("check", "function", "cases"), WRONG, ids=identify)
@@ -809,8 +839,9 @@ def test_the_same_fault_is_told_once():
     with pytest.raises(checks.CheckFailed) as caught:
         run("check_double", lambda x: None, lambda x: 2 * x, lambda: cases)
     assert str(caught.value).splitlines()[2:] == [
-        "  case 2, second: as in case 1", "  case 3, third: as in case 1",
-    ]  # fmt: skip
+        "  case 2, second: as in case 1",
+        "  case 3, third: as in case 1",
+    ]
     assert caught.value.num_cases == 4
 
 

@@ -94,9 +94,7 @@ def test_fit_learns_and_leaves_ignored_targets_alone():
 def test_fit_stops_at_a_loss_that_is_not_finite():
     model = nn.Linear(2, 2)
     with pytest.raises(FloatingPointError, match="the loss is nan at update 0"):
-        fit(
-            model, lambda: (torch.full((3, 2), torch.nan), torch.zeros(3).long()), steps=2, lr=0.1
-        )
+        fit(model, lambda: (torch.full((3, 2), torch.nan), torch.zeros(3).long()), steps=2, lr=0.1)
 
 
 def test_accuracy_counts_by_hand_across_batches():

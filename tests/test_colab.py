@@ -77,8 +77,11 @@ def versions(python: Path) -> dict[str, str]:
 def git(folder: Path, *arguments: str) -> str:
     done = subprocess.run(
         ["git", "-c", "user.name=t", "-c", "user.email=t@localhost", *arguments],
-        cwd=folder, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout
 
 
@@ -93,9 +96,7 @@ def build(folder: Path) -> None:
     git(repository, "add", "-A")
     git(repository, "commit", "-q", "-m", "The working tree")
 
-    subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True
-    )
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     site = next((folder / "venv").glob("lib/python*/site-packages"))
     link(closure(PREINSTALLED), site)
     (site / "google" / "colab").mkdir(parents=True)
@@ -167,9 +168,11 @@ def test_notebook_runs_on_colab(path, colab, sockets, tmp_path, monkeypatch):
 
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
-        notebook, timeout=CELL_SECONDS, kernel_name="python3",
+        notebook,
+        timeout=CELL_SECONDS,
+        kernel_name="python3",
         resources={"metadata": {"path": str(tmp_path)}},
-    )  # fmt: skip
+    )
     with FileLock(colab / "install.lock"):  # two installations at once would disturb each other
         client.km = client.create_kernel_manager()
         client.km.transport, client.km.ip = "ipc", sockets

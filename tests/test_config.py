@@ -54,9 +54,7 @@ def test_tiny_and_its_overrides():
     assert config.num_encoder_layers == config.num_decoder_layers == 2
 
 
-@pytest.mark.parametrize(
-    ("tie", "matrices"), [("none", 17 + 19 + 19), ("target", 17 + 19)]
-)
+@pytest.mark.parametrize(("tie", "matrices"), [("none", 17 + 19 + 19), ("target", 17 + 19)])
 def test_tying_saves_a_matrix(tie, matrices):
     config = TransformerConfig.tiny(17, 19, tie_embeddings=tie)
     assert count(config) == by_hand(matrices, 128, 512, 2)
@@ -79,8 +77,14 @@ def test_the_configuration_is_frozen():
         *(
             (name, 0, f"{name} must be at least 1, but is 0")
             for name in (
-                "src_vocab_size", "tgt_vocab_size", "d_model", "num_heads", "d_ff",
-                "num_encoder_layers", "num_decoder_layers", "max_len",
+                "src_vocab_size",
+                "tgt_vocab_size",
+                "d_model",
+                "num_heads",
+                "d_ff",
+                "num_encoder_layers",
+                "num_decoder_layers",
+                "max_len",
             )
         ),
         ("num_token_types", -1, "num_token_types must be at least 0, but is -1"),

@@ -72,15 +72,21 @@ def test_bad_arguments(sentences, call, message):
 
 @pytest.mark.parametrize(
     ("language", "word", "longer"),
-    [("eng", "killed", "skilled"), ("fra", "tués", "tu"), ("deu", "NACKTE", "Nacken"),
-     ("spa", "asesinato", "asistir"), ("deu", "Scheißwetter", "scheint")],
-)  # fmt: skip
+    [
+        ("eng", "killed", "skilled"),
+        ("fra", "tués", "tu"),
+        ("deu", "NACKTE", "Nacken"),
+        ("spa", "asesinato", "asistir"),
+        ("deu", "Scheißwetter", "scheint"),
+    ],
+)
 def test_content_filter_matches_whole_words(language, word, longer):
     assert not tatoeba.is_suitable(f"Ah, {word}!", language)
     assert tatoeba.is_suitable(f"Ah, {longer}!", language)
 
 
 # --- the split ---------------------------------------------------------------------------------
+
 
 def sides(splits):
     return [splits.train, splits.valid, splits.test]
@@ -133,9 +139,11 @@ def test_easy_subset_can_ask_for_easy_translations_too():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((0, 8), "num_words must be at least 1, but is 0"),
-     ((800, 0), "max_tokens must be at least 1, but is 0")],
-)  # fmt: skip
+    [
+        ((0, 8), "num_words must be at least 1, but is 0"),
+        ((800, 0), "max_tokens must be at least 1, but is 0"),
+    ],
+)
 def test_easy_subset_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         easy_subset(Splits([], [], []), *arguments)
@@ -151,7 +159,7 @@ def write(path, content):
 
 def test_read_tsv(tmp_path):
     path = write(tmp_path / "own.tsv", "\ufeffHi.\tSalut.\tby me\r\nA\u2028b\t« C’est »\tyou\n")
-    assert read_tsv(path) == [Pair("Hi.", "Salut."), Pair("A b", "\"C'est\"")]
+    assert read_tsv(path) == [Pair("Hi.", "Salut."), Pair("A b", '"C\'est"')]
     assert read_tsv(path, source=2, target=0) == [Pair("by me", "Hi."), Pair("you", "A b")]
 
 
@@ -160,7 +168,8 @@ def test_read_moses(tmp_path):
     src = write(tmp_path / "own.en", "Hi.\nOne\u2028more\u0085word.\n")
     tgt = write(tmp_path / "own.fr", "Salut.\nEncore un mot.")
     assert read_moses(src, tgt) == [
-        Pair("Hi.", "Salut."), Pair("One more word.", "Encore un mot."),
+        Pair("Hi.", "Salut."),
+        Pair("One more word.", "Encore un mot."),
     ]
 
 

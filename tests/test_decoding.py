@@ -199,9 +199,7 @@ def test_what_is_finished_moves_with_its_hypothesis():
     is finished extends the sentence that ended, or takes 3 for an ended one.
     """
     step = markov({BOS: {EOS: 0.6, 3: 0.4}, 3: {4: 0.9, EOS: 0.1}, 4: {EOS: 1.0}}, vocab=7)
-    result = beam_search(
-        step, 1, beam_size=2, num_return=2, max_len=5, length_penalty=0, **IDS
-    )
+    result = beam_search(step, 1, beam_size=2, num_return=2, max_len=5, length_penalty=0, **IDS)
     assert result.tokens.tolist() == [[[EOS, PAD, PAD], [3, 4, EOS]]]
     assert result.scores[0].exp().tolist() == pytest.approx([0.6, 0.36], abs=1e-6)
 

@@ -35,18 +35,25 @@ class Ranks:
     def __init__(self, size, folder, function, *arguments):
         # As under torchrun, the store at which they meet is the launcher's; its port is free.
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.store.port),
-                 "WORLD_SIZE": str(size), "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
+        place = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self.store.port),
+            "WORLD_SIZE": str(size),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
         self.out, self.err = folder / "out.txt", folder / "err.txt"
         for file in (self.out, self.err):
             file.unlink(missing_ok=True)
         self.processes = [
             processes.start(
-                function, *arguments, out=self.out, err=self.err,
+                function,
+                *arguments,
+                out=self.out,
+                err=self.err,
                 environment=size and place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             )
             for rank in range(size or 1)
-        ]  # fmt: skip
+        ]
 
     def statuses(self, **options):
         return processes.finished(*self.processes, **options)
@@ -72,16 +79,26 @@ SAME = {
     "plain lists": {"lists": True, "count": 30},
     "one long sentence beside short ones": {"max_tokens": 36, "longest": 4},
     "best by score": {"scores": [1.0, 3.0, 2.0], "best_by": "score", "eval_every": 3, "steps": 9},
-    "patience by score": {"scores": [2.0, 1.0, 1.5, 9.0], "best_by": "score", "eval_every": 1,
-                          "patience": 2},
+    "patience by score": {
+        "scores": [2.0, 1.0, 1.5, 9.0],
+        "best_by": "score",
+        "eval_every": 1,
+        "patience": 2,
+    },
     "patience by loss": {"lr": 0.3, "warmup": 1, "eval_every": 1, "patience": 2, "steps": 40},
     "epochs": {"epochs": 2, "steps": None, "eval_every": None},
     "shards": {"sharding": "fsdp"},
     "shards, two batches an update": {"sharding": "fsdp", "accumulate": 2},
     "shards, no validation set": {"sharding": "fsdp", "held_out": False},
-    "shards, patience by loss": {"lr": 0.3, "warmup": 1, "eval_every": 1, "patience": 2,
-                                 "steps": 40, "sharding": "fsdp"},
-}  # fmt: skip
+    "shards, patience by loss": {
+        "lr": 0.3,
+        "warmup": 1,
+        "eval_every": 1,
+        "patience": 2,
+        "steps": 40,
+        "sharding": "fsdp",
+    },
+}
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -90,13 +107,20 @@ def several(request, tmp_path_factory):
     size, many = request.param, tmp_path_factory.mktemp("many")
     one = tmp_path_factory.mktemp("one")
     common = {"steps": 10, "save_every": None}
-    out = trained(size, many, *(
-        common | run | {"directory": str(many / name)} for name, run in SAME.items()
-    ))  # fmt: skip
-    trained(None, one, *(
-        common | run | {"directory": str(one / name), "accumulate": size * run.get("accumulate", 1)}
-        for name, run in SAME.items() if "sharding" not in run
-    ))  # fmt: skip
+    out = trained(
+        size, many, *(common | run | {"directory": str(many / name)} for name, run in SAME.items())
+    )
+    trained(
+        None,
+        one,
+        *(
+            common
+            | run
+            | {"directory": str(one / name), "accumulate": size * run.get("accumulate", 1)}
+            for name, run in SAME.items()
+            if "sharding" not in run
+        ),
+    )
     return many, one, out
 
 
@@ -183,9 +207,10 @@ def unequal(folder):
         rank = distributed.rank()
         mine = list(distributed_batches(rank=rank, world_size=2))
         for batches, valid, sharding in (
-            (mine[: 2 + rank], None, "ddp"), (mine, mine if rank else None, "ddp"),
+            (mine[: 2 + rank], None, "ddp"),
+            (mine, mine if rank else None, "ddp"),
             (mine, mine[: 2 + rank], "fsdp"),
-        ):  # fmt: skip
+        ):
             with pytest.raises(ValueError) as caught:
                 trainer(tiny_model(), batches, valid=valid, sharding=sharding, steps=5).fit()
             # One write: print makes two, and the other process writes between them.
@@ -196,12 +221,14 @@ def test_all_refuse_lists_that_differ_between_processes(tmp_path):
     ranks = Ranks(2, tmp_path, unequal, tmp_path)
     assert ranks.statuses() == [0, 0], ranks.err.read_text()
     assert sorted(ranks.out.read_text().splitlines()) == sorted(
-        f"{rank} {sentence}" for rank in (0, 1) for sentence in (
+        f"{rank} {sentence}"
+        for rank in (0, 1)
+        for sentence in (
             "train must hold the same number of batches in every process",
             "valid must be given in every process or in none",
             "valid must hold the same number of batches in every process with fsdp",
         )
-    )  # fmt: skip
+    )
 
 
 # ---------------------------------------------------------------- the command, and its ends
@@ -209,10 +236,41 @@ def test_all_refuse_lists_that_differ_between_processes(tmp_path):
 
 def command_line(corpus, out, *options):
     """Arguments for a training of a few updates by `src.train`."""
-    arguments = ["--tsv", corpus, "--out", out, "--preset", "tiny", "--d-model", 16, "--dropout", 0,
-                 "--num-heads", 2, "--d-ff", 16, "--tokenizer", "word", "--vocab-size", 40,
-                 "--batch-size", 8, "--eval-every", 2, "--valid-share", 0.2, "--lr", 0.01,
-                 "--bleu-sentences", 3, "--device", "cpu", "--log-every", 1, *options]  # fmt: skip
+    arguments = [
+        "--tsv",
+        corpus,
+        "--out",
+        out,
+        "--preset",
+        "tiny",
+        "--d-model",
+        16,
+        "--dropout",
+        0,
+        "--num-heads",
+        2,
+        "--d-ff",
+        16,
+        "--tokenizer",
+        "word",
+        "--vocab-size",
+        40,
+        "--batch-size",
+        8,
+        "--eval-every",
+        2,
+        "--valid-share",
+        0.2,
+        "--lr",
+        0.01,
+        "--bleu-sentences",
+        3,
+        "--device",
+        "cpu",
+        "--log-every",
+        1,
+        *options,
+    ]
     return list(map(str, arguments))
 
 
@@ -246,25 +304,53 @@ def signalled(number):
 # processes; the statuses of all; and, in each, the sentence or the end of the traceback.
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "last.safetensors")
 ENDS = {
-    "model": ((Transformer, "forward", 3, RuntimeError("no")), [1], [2, 1, 2],
-              ["src.train: process 1 failed: RuntimeError: no", "RuntimeError: no",
-               "src.train, process 2: process 1 failed: RuntimeError: no"]),
-    "data": ((BucketedBatches, "_collate", 3, OSError(5, "no", "corpus")), [1], [2, 2],
-             ["src.train: process 1 failed: OSError: [Errno 5] no: 'corpus'",
-              "src.train, process 1: corpus: no"]),
-    "ids": ((BucketedBatches, "_collate", 3, ValueError("src ids: no")), [0], [2, 2],
-            ["src.train: src ids: no",
-             "src.train, process 1: process 0 failed: ValueError: src ids: no"]),
-    "metric": ((train, "bleu", 1, ValueError("no")), [0], [2, 2],
-               ["src.train: no", "src.train, process 1: process 0 failed: ValueError: no"]),
-    "full disk": ((checkpoints, "save_file", 2, FULL), [0], [2, 2],
-                  ["src.train: last.safetensors: No space left on device",
-                   "src.train, process 1: process 0 failed while it wrote for all: see its "
-                   "message"]),
+    "model": (
+        (Transformer, "forward", 3, RuntimeError("no")),
+        [1],
+        [2, 1, 2],
+        [
+            "src.train: process 1 failed: RuntimeError: no",
+            "RuntimeError: no",
+            "src.train, process 2: process 1 failed: RuntimeError: no",
+        ],
+    ),
+    "data": (
+        (BucketedBatches, "_collate", 3, OSError(5, "no", "corpus")),
+        [1],
+        [2, 2],
+        [
+            "src.train: process 1 failed: OSError: [Errno 5] no: 'corpus'",
+            "src.train, process 1: corpus: no",
+        ],
+    ),
+    "ids": (
+        (BucketedBatches, "_collate", 3, ValueError("src ids: no")),
+        [0],
+        [2, 2],
+        [
+            "src.train: src ids: no",
+            "src.train, process 1: process 0 failed: ValueError: src ids: no",
+        ],
+    ),
+    "metric": (
+        (train, "bleu", 1, ValueError("no")),
+        [0],
+        [2, 2],
+        ["src.train: no", "src.train, process 1: process 0 failed: ValueError: no"],
+    ),
+    "full disk": (
+        (checkpoints, "save_file", 2, FULL),
+        [0],
+        [2, 2],
+        [
+            "src.train: last.safetensors: No space left on device",
+            "src.train, process 1: process 0 failed while it wrote for all: see its message",
+        ],
+    ),
     "SIGTERM to one": (signalled(signal.SIGTERM), [1], [143, 143], []),
     "SIGINT to all": (signalled(signal.SIGINT), [0, 1], [130, 130], []),
     "SIGTERM in the last evaluation": ((train, "bleu", None, signal.SIGTERM), [1], [143, 143], []),
-}  # fmt: skip
+}
 
 
 def ending(scenario, *arguments):
@@ -306,10 +392,22 @@ def test_all_end_with_one_sentence_each(name, corpus, tmp_path):
 def torchrun(*arguments):
     """Train by the command that the page names; what it wrote to standard output."""
     result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "-m", "src.train", *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=400,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            "-m",
+            "src.train",
+            *arguments,
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -319,8 +417,11 @@ def test_the_command_under_torchrun_and_with_shards(corpus, tmp_path):
     none = ["--valid-share", 0, "--test-share", 0, "--steps", 1]
     out = torchrun(*command_line(corpus, tmp_path / "all", *none))
     assert "100 + 0 + 0 pairs" in out and "2 × cpu" in out and "note:" not in out
-    for folder, options in (("copies", ["--steps", 4]), ("shards", ["--steps", 2]),
-                            ("shards", ["--steps", 4, "--resume"])):  # fmt: skip
+    for folder, options in (
+        ("copies", ["--steps", 4]),
+        ("shards", ["--steps", 2]),
+        ("shards", ["--steps", 4, "--resume"]),
+    ):
         sharding = "fsdp" if folder == "shards" else "ddp"
         arguments = command_line(corpus, tmp_path / folder, "--sharding", sharding, *options)
         ranks = Ranks(2, tmp_path, train.main, arguments)

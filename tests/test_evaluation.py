@@ -27,9 +27,16 @@ def model():
 
 
 SENTENCES = [
-    "one two three four five", "nine", "two two", "", "five four three two one nine eight seven",
-    "three", "one six", "   ", "seven eight nine one two three",
-]  # fmt: skip
+    "one two three four five",
+    "nine",
+    "two two",
+    "",
+    "five four three two one nine eight seven",
+    "three",
+    "one six",
+    "   ",
+    "seven eight nine one two three",
+]
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
@@ -157,8 +164,7 @@ def test_alignment_of_words_counts_what_white_space_sets_apart():
     ids = french.encode("l'eau, roi")
     assert french.decode(ids) == "l'eau, roi"
     model = Attentive(0, 1, 1, 2)
-    for source, wanted in (("one, two", [(0, 0), (1, 1)]),
-                           ("one , two", [(0, 0), (1, 0), (2, 1)])):  # fmt: skip
+    for source, wanted in (("one, two", [(0, 0), (1, 1)]), ("one , two", [(0, 0), (1, 0), (2, 1)])):
         english = WordTokenizer(["one", ",", "two"])
         assert align_words(model, source, ids, english, french) == wanted
 

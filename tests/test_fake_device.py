@@ -193,9 +193,7 @@ def test_a_batch_is_copied_to_the_device(fake, monkeypatch):
     assert there([moved.src, moved.tgt, moved.tgt_in, moved.tgt_out])
 
 
-@pytest.mark.parametrize(
-    ("fields", "padded"), list(zip(MODELS, [False, True, True], strict=True))
-)
+@pytest.mark.parametrize(("fields", "padded"), list(zip(MODELS, [False, True, True], strict=True)))
 @torch.no_grad()
 def test_cached_decoding_stays_on_the_device(fake, fields, padded):
     model = tiny_model(**fields).to(GPU).eval()
@@ -254,9 +252,10 @@ def test_scores_and_kernels_stay_on_the_device(fake):
     with GPU:  # a constant cannot be moved
         regression = KernelRegression(1.0, "triangle")
     x, query, mask = (
-        torch.zeros(S, device=GPU), torch.zeros(B, S, 4, device=GPU),
+        torch.zeros(S, device=GPU),
+        torch.zeros(B, S, 4, device=GPU),
         torch.ones(B, 1, S, dtype=torch.bool, device=GPU),
-    )  # fmt: skip
+    )
     with Watch(answer=True) as watch:  # "are all widths and weights above 0?"
         outputs = [attend(score, query, query, query, mask) for score in scores]
         outputs.append(regression(x, x, x, leave_one_out=True))
@@ -323,8 +322,11 @@ WAITS = {
     "classification.fit": "each update: the losses are what it returns",
 }
 WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default,
-            torch.ops.aten.index_put_.default}  # fmt: skip
+INDEXING = {
+    torch.ops.aten.index.Tensor,
+    torch.ops.aten.index_put.default,
+    torch.ops.aten.index_put_.default,
+}
 
 
 class Waits(TorchDispatchMode):
@@ -417,8 +419,15 @@ def hot_loops():
     for model in (tiny_model(), AttentionSeq2Seq(recurrent)):
         name = type(model).__name__
         with waits() as found[name, "train"]:
-            Trainer(model, batches, config(steps=2, log_every=2), pad_id=PAD, device="cuda",
-                    valid=batches, progress=False).fit()  # fmt: skip
+            Trainer(
+                model,
+                batches,
+                config(steps=2, log_every=2),
+                pad_id=PAD,
+                device="cuda",
+                valid=batches,
+                progress=False,
+            ).fit()
         model.eval()
         for decode, more in ((greedy, {}), (sample, {}), (beam_search, {"beam_size": 3})):
             with waits() as found[name, decode.__name__]:
@@ -440,12 +449,12 @@ def test_the_list_of_waits_is_complete_and_holds_nothing_else(hot_loops):
 
 
 def test_training_waits_for_records_and_for_lengths_alone(hot_loops):
-    assert set(hot_loops["Transformer", "train"]) == {
-        "trainer.Trainer._log", "evaluation.evaluate"
-    }  # fmt: skip
+    assert set(hot_loops["Transformer", "train"]) == {"trainer.Trainer._log", "evaluation.evaluate"}
     assert set(hot_loops["AttentionSeq2Seq", "train"]) == {
-        "trainer.Trainer._log", "evaluation.evaluate", "recurrent.RecurrentEncoder.forward"
-    }  # fmt: skip
+        "trainer.Trainer._log",
+        "evaluation.evaluate",
+        "recurrent.RecurrentEncoder.forward",
+    }
 
 
 @pytest.mark.parametrize(
@@ -488,10 +497,17 @@ def test_evaluation_waits_after_its_last_batch():
 
 
 READS = [
-    lambda x: x.sum().item(), lambda x: bool((x > 2).any()), lambda x: x.tolist(),
-    lambda x: x[x > 0.5], lambda x: x.nonzero(), lambda x: x.cpu(), lambda x: int(x.sum()),
-    lambda x: torch.equal(x, x + 1), lambda x: x.masked_select(x > 0), lambda x: x.unique(),
-]  # fmt: skip
+    lambda x: x.sum().item(),
+    lambda x: bool((x > 2).any()),
+    lambda x: x.tolist(),
+    lambda x: x[x > 0.5],
+    lambda x: x.nonzero(),
+    lambda x: x.cpu(),
+    lambda x: int(x.sum()),
+    lambda x: torch.equal(x, x + 1),
+    lambda x: x.masked_select(x > 0),
+    lambda x: x.unique(),
+]
 
 
 def test_a_wait_is_seen_and_a_look_at_the_host_is_none():

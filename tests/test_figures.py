@@ -146,7 +146,10 @@ class Shown:
 def test_show_source_shows_file_and_source():
     text = figures.show_source(figures.panels, Shown.method).data
     assert text.startswith("*src/figures/plots.py*, `panels`\n\n```python\ndef panels(")
-    assert "*test_figures.py*, `Shown.method`\n\n```python\ndef method(self):\n    return 1\n```" in text
+    assert (
+        "*test_figures.py*, `Shown.method`\n\n```python\ndef method(self):\n    return 1\n```"
+        in text
+    )
 
 
 def test_show_source_holds_no_address():

@@ -46,10 +46,18 @@ def compare_compiled(device, backend, folder):
     if backend:
         torch.compile = partial(torch.compile, backend=backend)
     runs = [
-        Trainer(tiny_model(), batches, config(steps=4, compile=compiled), pad_id=PAD, device=device,
-                valid=batches, directory=folder, progress=False)
+        Trainer(
+            tiny_model(),
+            batches,
+            config(steps=4, compile=compiled),
+            pad_id=PAD,
+            device=device,
+            valid=batches,
+            directory=folder,
+            progress=False,
+        )
         for compiled in (False, True)
-    ]  # fmt: skip
+    ]
     near = {"rtol": 0, "atol": 1e-6 if device == "cpu" else 1e-4}
     plain, compiled = map(losses, runs)
     torch.testing.assert_close(torch.tensor(compiled), torch.tensor(plain), **near)
@@ -59,8 +67,15 @@ def compare_compiled(device, backend, folder):
     torch.testing.assert_close(logits, runs[1].model(batch.src, batch.tgt_in), **near)
     assert torch._dynamo.utils.counters["frames"]["ok"] >= 2  # the model and the loss
     # A run goes on without the compiler, from a checkpoint whose names know nothing of it.
-    longer = Trainer(tiny_model(), batches, config(steps=5), pad_id=PAD, device=device,
-                     directory=folder, progress=False)  # fmt: skip
+    longer = Trainer(
+        tiny_model(),
+        batches,
+        config(steps=5),
+        pad_id=PAD,
+        device=device,
+        directory=folder,
+        progress=False,
+    )
     assert longer.resume() and longer.step == 4
     assert len(longer.fit()) == 5
 
@@ -96,9 +111,8 @@ def test_the_whole_model_in_half_precision_is_near_float32(device, dtype):
     for logits in (wanted, found):
         (token_loss(logits, batch.tgt_out, PAD)[0] / batch.num_tokens).backward()
     wanted, found = (
-        torch.cat([p.grad.flatten().float() for p in model.parameters()])
-        for model in (exact, half)
-    )  # fmt: skip
+        torch.cat([p.grad.flatten().float() for p in model.parameters()]) for model in (exact, half)
+    )
     assert bool(found.isfinite().all())
     assert (found - wanted).norm() < 0.1 * wanted.norm()
 
@@ -126,8 +140,9 @@ def test_a_model_says_the_same_on_each_device(device, decode):
     """After a few updates: a fresh model's words are near ties, which rounding may decide."""
     batches = list(BucketedBatches(copy_examples(), batch_size=20))
     model = tiny_model()
-    Trainer(model, batches, config(steps=30, lr=0.02), pad_id=PAD, device="cpu",
-            progress=False).fit()  # fmt: skip
+    Trainer(
+        model, batches, config(steps=30, lr=0.02), pad_id=PAD, device="cpu", progress=False
+    ).fit()
     model.eval()
     there, src = copy.deepcopy(model).to(device), batches[0].src
     more = {"beam_size": 3} if decode is beam_search else {}
@@ -176,8 +191,9 @@ def test_ids_out_of_range_never_reach_the_device(device, side, wrong):
     message = f"{side} ids must lie in 0 … {size - 1}, but span"
     good = Batch(torch.tensor([[3, 2]]), torch.tensor([[1, 6, 2]]))
     for train, valid in (([Immovable(**ids)], None), ([good], [Immovable(**ids)])):
-        run = Trainer(model, train, config(steps=1), pad_id=PAD, device=device, valid=valid,
-                      progress=False)  # fmt: skip
+        run = Trainer(
+            model, train, config(steps=1), pad_id=PAD, device=device, valid=valid, progress=False
+        )
         with pytest.raises(ValueError, match=message):
             run.fit()
         assert run.step == (train == [good])
@@ -189,8 +205,17 @@ def test_a_group_of_one_trains_as_without_a_group(device, sharding, tmp_path):
     batches = list(BucketedBatches(copy_examples(), batch_size=5))
 
     def run(sharding):
-        return losses(Trainer(tiny_model(), batches, config(accumulate=2), pad_id=PAD,
-                              device=device, sharding=sharding, progress=False))  # fmt: skip
+        return losses(
+            Trainer(
+                tiny_model(),
+                batches,
+                config(accumulate=2),
+                pad_id=PAD,
+                device=device,
+                sharding=sharding,
+                progress=False,
+            )
+        )
 
     wanted = run("ddp")
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"

@@ -78,9 +78,7 @@ def test_layers_keep_their_settings(kind, activation):
     for add_norm in ours.add_norms:
         assert (add_norm.dropout.p, add_norm.norm.eps, add_norm.norm_first) == (0.3, 1e-3, True)
     x = torch.linspace(-3, 3, 5)
-    wanted = next(
-        f(x) for f in (F.relu, F.gelu, F.silu) if f.__name__ in str(activation).lower()
-    )
+    wanted = next(f(x) for f in (F.relu, F.gelu, F.silu) if f.__name__ in str(activation).lower())
     assert torch.equal(ours.feed_forward.activation(x), wanted)
 
 
@@ -263,9 +261,15 @@ def test_d2l_attention_of_other_widths_is_refused():
 )
 def test_a_marian_of_two_sizes_is_refused(first, second):
     fields = {
-        "tie_word_embeddings": True, "share_encoder_decoder_embeddings": True, "vocab_size": 19,
-        "decoder_vocab_size": None, "d_model": D, "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2, "encoder_ffn_dim": 13, "decoder_ffn_dim": 13,
+        "tie_word_embeddings": True,
+        "share_encoder_decoder_embeddings": True,
+        "vocab_size": 19,
+        "decoder_vocab_size": None,
+        "d_model": D,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 13,
+        "decoder_ffn_dim": 13,
     }
     with pytest.raises(ValueError, match=f"{first} and {second} must be equal, but are 2 and 11"):
         from_marian({}, fields | {first: 2, second: 11})

@@ -48,14 +48,22 @@ def lab(tmp_path_factory):
     places = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     server = subprocess.Popen(
         [
-            sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", "--allow-root",
-            f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}",
+            sys.executable,
+            "-m",
+            "jupyterlab",
+            "--no-browser",
+            "--ip=127.0.0.1",
+            "--allow-root",
+            f"--port={port}",
+            "--ServerApp.port_retries=0",
+            f"--IdentityProvider.token={TOKEN}",
             f"--ServerApp.root_dir={folder / 'course'}",
             f"--LabApp.app_settings_dir={folder / 'settings'}",
         ],
         env=os.environ | {name: str(folder / name) for name in places},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     address = f"http://127.0.0.1:{port}/"
     try:
         for _ in range(600):
@@ -134,9 +142,12 @@ def test_a_chapter_reads_as_meant(lab, window, path):
         title.replace("$", "") for title in claims
     ]
     pictures = [
-        data for cell in cells for output in cell.get("outputs", [])
-        for data in output.get("data", {}) if data.startswith("image/")
-    ]  # fmt: skip
+        data
+        for cell in cells
+        for output in cell.get("outputs", [])
+        for data in output.get("data", {})
+        if data.startswith("image/")
+    ]
     assert len(seen["pictures"]) == len(pictures) and all(seen["pictures"])
     own = [link for link in seen["links"] if not link.startswith("https://")]
     for link in own:

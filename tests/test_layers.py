@@ -59,7 +59,9 @@ def test_bad_ids_are_refused(ids, offset, message, positions):
 
 
 def test_unknown_activation_is_refused():
-    with pytest.raises(ValueError, match="activation must be one of relu, gelu, silu, but is 'tanh'"):
+    with pytest.raises(
+        ValueError, match="activation must be one of relu, gelu, silu, but is 'tanh'"
+    ):
         FeedForward(6, 13, activation="tanh")
 
 

@@ -28,12 +28,23 @@ GRAPH = package.graph()
 TEXTS = [
     path
     for pattern in (
-        "*.md", "*.toml", "*.txt", "*.yml", "Makefile", ".ci/run", ".github/**/*.yml", "book/*",
-        "benchmarks/**/*.py", "src/**/*.py", "tools/*", "_templates/*", "_static/*.css",
+        "*.md",
+        "*.toml",
+        "*.txt",
+        "*.yml",
+        "Makefile",
+        ".ci/run",
+        ".github/**/*.yml",
+        "book/*",
+        "benchmarks/**/*.py",
+        "src/**/*.py",
+        "tools/*",
+        "_templates/*",
+        "_static/*.css",
     )
     for path in sorted(ROOT.glob(pattern))
     if path.is_file()
-]  # fmt: skip
+]
 
 
 # --- the package
@@ -123,7 +134,9 @@ def test_public_names_have_docstrings(name):
 
 
 @pytest.mark.parametrize(
-    "path", [*FILES.values(), *sorted(ROOT.glob("tools/*.py"))], ids=lambda p: f"{p.parts[-2]}/{p.stem}"
+    "path",
+    [*FILES.values(), *sorted(ROOT.glob("tools/*.py"))],
+    ids=lambda p: f"{p.parts[-2]}/{p.stem}",
 )
 def test_lines_fit(path):
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -235,7 +248,9 @@ def test_no_extra_brings_what_no_notebook_imports():
 def test_requirements_hold_what_tests_tools_and_measurements_import(folder):
     used = set().union(*(imports(path) for path in ROOT.glob(f"{folder}/**/*.py")), set())
     for path in ROOT.glob(f"{folder}/*.md"):
-        for source in re.findall(r"```(?:python|\{code-cell\})\n(.*?)```", path.read_text("utf-8"), re.S):
+        for source in re.findall(
+            r"```(?:python|\{code-cell\})\n(.*?)```", path.read_text("utf-8"), re.S
+        ):
             used |= imports(path, source)
     assert used and missing(used, pins().values()) == set()
 
@@ -366,11 +381,13 @@ def test_a_config_without_address_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "remote",
     [
-        "https://github.com/Some-One/my.course", "https://github.com/Some-One/my.course.git",
-        "https://token@github.com/Some-One/my.course.git", "git@github.com:Some-One/my.course.git",
+        "https://github.com/Some-One/my.course",
+        "https://github.com/Some-One/my.course.git",
+        "https://token@github.com/Some-One/my.course.git",
+        "git@github.com:Some-One/my.course.git",
         "ssh://git@github.com/Some-One/my.course",
     ],
-)  # fmt: skip
+)
 def test_the_address_is_taken_from_origin(remote, tmp_path):
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     with pytest.raises(ValueError, match="git knows no remote `origin` here; say where to"):
@@ -380,7 +397,9 @@ def test_the_address_is_taken_from_origin(remote, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("remote", ["/a/b", "https://u:secret@gitlab.com/a/b", "git@github.org:a/b"])
+@pytest.mark.parametrize(
+    "remote", ["/a/b", "https://u:secret@gitlab.com/a/b", "git@github.org:a/b"]
+)
 def test_an_origin_elsewhere_is_refused(remote, tmp_path):
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     subprocess.run(["git", "-C", tmp_path, "remote", "add", "origin", remote], check=True)
@@ -398,7 +417,10 @@ def test_without_git_there_is_no_origin(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_make_repository_goes_to_url_or_to_origin(monkeypatch, capsys):
-    for more, arguments in ((["URL=https://github.com/a/b"], ' "https://github.com/a/b"'), ([], "")):
+    for more, arguments in (
+        (["URL=https://github.com/a/b"], ' "https://github.com/a/b"'),
+        ([], ""),
+    ):
         command = ["make", "-n", "--no-print-directory", "repository", *more]
         run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         assert run.stdout.rstrip().endswith(f"tools/repository.py set{arguments}"), run.stdout
@@ -411,11 +433,16 @@ def test_make_repository_goes_to_url_or_to_origin(monkeypatch, capsys):
 
 def test_a_fork_is_told_in_one_sentence_where_its_links_lead(tmp_path, monkeypatch, capsys):
     here = repository.address()
-    assert repository.main(["check", here.upper().replace("HTTPS://GITHUB.COM", "https://github.com")]) == 0
+    assert (
+        repository.main(["check", here.upper().replace("HTTPS://GITHUB.COM", "https://github.com")])
+        == 0
+    )
     capsys.readouterr()
     assert repository.main(["check", "https://github.com/some/fork"]) == 1
     (sentence,) = capsys.readouterr().out.splitlines()
-    assert sentence.startswith("This repository is https://github.com/some/fork") and here in sentence
+    assert (
+        sentence.startswith("This repository is https://github.com/some/fork") and here in sentence
+    )
     # One notebook left behind is enough.
     (tmp_path / "notebooks").mkdir()
     shutil.copy(ROOT / "_config.yml", tmp_path)
@@ -430,8 +457,12 @@ def test_a_fork_is_told_in_one_sentence_where_its_links_lead(tmp_path, monkeypat
 def environment(venv, python="", level="all", path=os.environ["PATH"], cwd=ROOT):
     return subprocess.run(
         ["/bin/sh", str(ROOT / "tools" / "environment.sh"), venv, python, level],
-        env={"PATH": str(path)}, cwd=cwd, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        env={"PATH": str(path)},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 def fake(path, script):
@@ -487,7 +518,7 @@ def installed(tmp_path):
     python = fake(
         tmp_path / "venv" / "bin" / "python",
         f'case "$*" in "-c import pip") [ ! -e nopip ] ;; -c*) echo 3.11 ;; '
-        f"*) echo \"$*\" >>{calls}; [ ! -e broken ] ;; esac",
+        f'*) echo "$*" >>{calls}; [ ! -e broken ] ;; esac',
     )
 
     def ask(level, status=0):
@@ -560,8 +591,11 @@ def test_one_failing_part_fails_the_whole_and_all_are_reported(broken, failed, t
     )
     run = subprocess.run(
         ["/bin/sh", str(ROOT / "tools" / "run_tests.sh"), str(make), str(python)],
-        capture_output=True, text=True, cwd=tmp_path, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
     summary = run.stdout.partition("== summary")[2]
     assert run.returncode == failed
     assert (summary.count("passed: "), summary.count("FAILED: ")) == (4 - failed, failed)
@@ -574,9 +608,18 @@ def test_the_book_is_built_again_when_anything_changes_that_it_shows():
     ).stdout
     needed = set(re.search(r"^_build/\.built: (.*)$", listed, re.M)[1].split())
     shown = [
-        "_config.yml", "book/*.md", "book/*.json", "book/claims.yml", "notebooks/*.ipynb", "src/*.py",
-        "src/checks/*.py", "src/live/*.js", "src/results/*.json", "tools/*.py", "_static/*",
-    ]  # fmt: skip
+        "_config.yml",
+        "book/*.md",
+        "book/*.json",
+        "book/claims.yml",
+        "notebooks/*.ipynb",
+        "src/*.py",
+        "src/checks/*.py",
+        "src/live/*.js",
+        "src/results/*.json",
+        "tools/*.py",
+        "_static/*",
+    ]
     for pattern in shown:
         files = {str(path.relative_to(ROOT)) for path in ROOT.glob(pattern)}
         assert files and files <= needed, files - needed
@@ -593,14 +636,22 @@ def test_the_makefile_uses_nothing_newer_than_make_3_81():
 def versions(*arguments, path, cwd):
     return subprocess.run(
         ["/bin/sh", str(ROOT / "tools" / "versions.sh"), *arguments],
-        env={"PATH": path}, cwd=cwd, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        env={"PATH": path},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("broken", ["nothing", "--package", "--nbval-lax", "uv pip install"])
-@pytest.mark.parametrize(("which", "resolution"), [("oldest", "lowest-direct"), ("newest", "highest")])
-def test_tests_and_notebooks_run_in_an_environment_of_their_own(which, resolution, broken, tmp_path):
+@pytest.mark.parametrize(
+    ("which", "resolution"), [("oldest", "lowest-direct"), ("newest", "highest")]
+)
+def test_tests_and_notebooks_run_in_an_environment_of_their_own(
+    which, resolution, broken, tmp_path
+):
     """A Python that makes an environment whose Python notes how it is called."""
     inner = f'echo "$*" >> calls; case "$*" in *"{broken}"*) exit 1 ;; esac'
     fake(tmp_path / "inner", inner)
@@ -682,11 +733,16 @@ def test_the_address_is_checked_before_anything_is_installed():
 def test_oldest_and_newest_run_weekly_and_open_one_issue():
     jobs = workflow("versions")["jobs"]
     assert "schedule" in workflow("versions")[True]
-    runs = [(run["which"], run["python"]) for run in jobs["versions"]["strategy"]["matrix"]["include"]]
+    runs = [
+        (run["which"], run["python"]) for run in jobs["versions"]["strategy"]["matrix"]["include"]
+    ]
     pythons = workflow("book")["jobs"]["package"]["strategy"]["matrix"]["python"]
     assert runs == [("oldest", pythons[0]), ("newest", pythons[-1])]
     assert "make ${{ matrix.which }}" in commands(jobs["versions"])
-    assert jobs["report"]["permissions"] == {"issues": "write"} and "permissions" not in jobs["versions"]
+    assert (
+        jobs["report"]["permissions"] == {"issues": "write"}
+        and "permissions" not in jobs["versions"]
+    )
 
 
 @pytest.mark.slow
@@ -695,7 +751,10 @@ def test_a_second_failure_opens_no_second_issue(open_titles, created, tmp_path):
     (step,) = workflow("versions")["jobs"]["report"]["steps"]
     script = re.sub('title=".*"', "title=T", step["run"])
     assert script != step["run"]
-    fake(tmp_path / "gh", f'case "$*" in *list*) printf "{open_titles}\\n" ;; *) echo x >> made ;; esac')
+    fake(
+        tmp_path / "gh",
+        f'case "$*" in *list*) printf "{open_titles}\\n" ;; *) echo x >> made ;; esac',
+    )
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "RUN": "r"}
     subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=env, check=True, timeout=60)
     made = tmp_path / "made"

@@ -78,9 +78,13 @@ def attention_or_pooling(**changes):
 
 
 FIGURES = [
-    score_playground, decoding_steps, head_maps, position_waves, kernel_regression,
+    score_playground,
+    decoding_steps,
+    head_maps,
+    position_waves,
+    kernel_regression,
     attention_or_pooling,
-]  # fmt: skip
+]
 every_figure = pytest.mark.parametrize("make", FIGURES, ids=lambda f: f.__name__)
 
 
@@ -127,8 +131,9 @@ def test_pictures_draw_the_data():
     assert heatmap("T", ["a"], ["b"] * 300, [[1] * 300])
     drawing = ElementTree.fromstring(lines("T", [0, 2.5], [-1.25, 1], [0, 0.5], [(1, 2.5)]))
     assert [line.get("points") for line in drawing.iter("polyline")] == [
-        "0.00 0.00 2.50 0.50", "0.00 -1.25 2.50 1.00",
-    ]  # fmt: skip
+        "0.00 0.00 2.50 0.50",
+        "0.00 -1.25 2.50 1.00",
+    ]
     assert [text.text for text in drawing.iter("text")] == ["3", "−2", "0", "3"]
     # 284 pixels for 3 units and 150 for 5; the upper left corner is the point (0, 3)
     assert "scale(94.6667 -30.0000) translate(0 -3)" in ElementTree.tostring(drawing, "unicode")
@@ -156,7 +161,9 @@ def test_stored_figures_hold_the_present_code(path):
 
 
 def test_the_code_is_small():
-    sizes = {path.name: path.stat().st_size for path in [*FOLDER.glob("*.js"), *FOLDER.glob("*.css")]}
+    sizes = {
+        path.name: path.stat().st_size for path in [*FOLDER.glob("*.js"), *FOLDER.glob("*.css")]
+    }
     assert len(sizes) == len(FIGURES) + 2
     assert sizes.pop("live.js") <= 8192
     assert max(sizes.values()) <= 6144
@@ -189,12 +196,17 @@ def test_the_sentence_of_the_scores_is_right():
 
 def test_candidates_are_the_best_in_order():
     probabilities = torch.zeros(2, 11, dtype=torch.float64)
-    probabilities[0, [9, 4, 5, 6, 7, 8, 10]] = torch.tensor([0.1, 0.2, 0.1, 0.3, 0.1, 0.1, 0.1]).double()
+    probabilities[0, [9, 4, 5, 6, 7, 8, 10]] = torch.tensor(
+        [0.1, 0.2, 0.1, 0.3, 0.1, 0.1, 0.1]
+    ).double()
     probabilities[1, [2, 8]] = torch.tensor([0.998, 0.002]).double()
     output = decoding_steps(
-        sources=SOURCES[:1], targets=[torch.tensor([9, 2])], probabilities=[probabilities],
-        attention=[softmax(2, 4)], cached=None,
-    )  # fmt: skip
+        sources=SOURCES[:1],
+        targets=[torch.tensor([9, 2])],
+        probabilities=[probabilities],
+        attention=[softmax(2, 4)],
+        cached=None,
+    )
     (sentence,) = data_of(output)["sentences"]
     assert sentence["target"] == ["la", "<eos>"] and sentence["chances"] == [0.1, 0.998]
     best = [["rouge", 0.3], ["le", 0.2], ["chat", 0.1], ["une", 0.1], ["maison", 0.1]]
@@ -222,38 +234,87 @@ def test_any_kind_of_number_is_taken():
 @pytest.mark.parametrize(
     ("make", "changes", "message"),
     [
-        (score_playground, {"scores": [[1.0, 2.0]]}, r"scores must have shape \(2, 3\), got \(1, 2\)"),
+        (
+            score_playground,
+            {"scores": [[1.0, 2.0]]},
+            r"scores must have shape \(2, 3\), got \(1, 2\)",
+        ),
         (score_playground, {"scores": [[0, 0, float("nan")]] * 2}, "scores must be finite"),
         (score_playground, {"width": 0}, "width must be a whole number from 1 to 4096, got 0"),
         (score_playground, {"width": 2.5}, "width must be a whole number from 1 to 4096, got 2.5"),
         (score_playground, {"keys": []}, "keys must have some entries, got 0"),
         (decoding_steps, {"sources": []}, "sources must hold at least one sentence"),
-        (decoding_steps, {"targets": TARGETS[:1]}, "targets must have 2 entries, as sources, got 1"),
+        (
+            decoding_steps,
+            {"targets": TARGETS[:1]},
+            "targets must have 2 entries, as sources, got 1",
+        ),
         (decoding_steps, {"cached": [[1]]}, "cached must have 2 entries, as sources, got 1"),
         (decoding_steps, {"cached": [[1], [2]]}, r"cached must have shape \(5,\), got \(1,\)"),
-        (decoding_steps, {"targets": [[4, 5, 6, 2, 99], [7, 8, 2]]}, "targets must be ids below 11"),
-        (decoding_steps, {"probabilities": [softmax(5, 3)] * 2}, r"probabilities must have shape \(5, 11\)"),
-        (decoding_steps, {"probabilities": [random(5, 11)] * 2}, "probabilities must lie between 0 and 1"),
-        (decoding_steps, {"attention": [softmax(5, 3)] * 2}, r"attention must have shape \(L, H, 5, 4\)"),
         (
-            decoding_steps, {"attention": [softmax(2, 1, 5, 4), softmax(3, 5)]},
+            decoding_steps,
+            {"targets": [[4, 5, 6, 2, 99], [7, 8, 2]]},
+            "targets must be ids below 11",
+        ),
+        (
+            decoding_steps,
+            {"probabilities": [softmax(5, 3)] * 2},
+            r"probabilities must have shape \(5, 11\)",
+        ),
+        (
+            decoding_steps,
+            {"probabilities": [random(5, 11)] * 2},
+            "probabilities must lie between 0 and 1",
+        ),
+        (
+            decoding_steps,
+            {"attention": [softmax(5, 3)] * 2},
+            r"attention must have shape \(L, H, 5, 4\)",
+        ),
+        (
+            decoding_steps,
+            {"attention": [softmax(2, 1, 5, 4), softmax(3, 5)]},
             r"attention must have equal layers and heads for all, got \[\(1, 1\), \(2, 1\)\]",
         ),
         (head_maps, {"maps": []}, "maps must have 2 entries, as tokens, got 0"),
-        (head_maps, {"maps": [softmax(4, 4)] * 2}, r"maps must have shape \(L, H, 5, 5\), got \(1, 1, 4, 4\)"),
-        (position_waves, {"table": sinusoidal_table(17, 5)}, "table must have 2 rows or more and even width"),
+        (
+            head_maps,
+            {"maps": [softmax(4, 4)] * 2},
+            r"maps must have shape \(L, H, 5, 5\), got \(1, 1, 4, 4\)",
+        ),
+        (
+            position_waves,
+            {"table": sinusoidal_table(17, 5)},
+            "table must have 2 rows or more and even width",
+        ),
         (position_waves, {"table": random(17, 6)}, "table must be the one of sinusoidal_table"),
         (kernel_regression, {"values": VALUES[1:]}, r"values must have shape \(23,\), got \(22,\)"),
         (kernel_regression, {"truth": VALUES}, r"truth must have shape \(51,\), got \(23,\)"),
         (kernel_regression, {"held_out": (KEYS, GRID)}, r"held_out\[1\] must have shape \(23,\)"),
         (kernel_regression, {"grid": -GRID}, "grid must rise at equal steps"),
         (kernel_regression, {"grid": GRID**2}, "grid must rise at equal steps"),
-        (kernel_regression, {"width": 4}, "width must lie within widths, 0 < 0.05 ≤ width ≤ 3.0, got 4"),
-        (attention_or_pooling, {"keys": [[0.0, 1.0]]}, r"keys must have shape \(3, 2\), got \(1, 2\)"),
-        (attention_or_pooling, {"queries": [[0, 9], [0, 0]]}, "queries must be multiples of 0.5 .* got 9"),
-        (attention_or_pooling, {"queries": [[0, 0.3], [0, 0]]}, "queries must be multiples .* got 0.3"),
+        (
+            kernel_regression,
+            {"width": 4},
+            "width must lie within widths, 0 < 0.05 ≤ width ≤ 3.0, got 4",
+        ),
+        (
+            attention_or_pooling,
+            {"keys": [[0.0, 1.0]]},
+            r"keys must have shape \(3, 2\), got \(1, 2\)",
+        ),
+        (
+            attention_or_pooling,
+            {"queries": [[0, 9], [0, 0]]},
+            "queries must be multiples of 0.5 .* got 9",
+        ),
+        (
+            attention_or_pooling,
+            {"queries": [[0, 0.3], [0, 0]]},
+            "queries must be multiples .* got 0.3",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_data_are_refused(make, changes, message):
     with pytest.raises(ValueError, match=message):
         make(**changes)
@@ -327,9 +388,14 @@ def test_a_figure_fits_a_telephone_and_stands_any_page(make, profile):  # noqa: 
         card = show.page.locator(".card")
         assert show.page.evaluate(width) <= 0
         assert card.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
-        assert card.evaluate("node => getComputedStyle(node).backgroundColor") == "rgb(255, 255, 255)"
+        assert (
+            card.evaluate("node => getComputedStyle(node).backgroundColor") == "rgb(255, 255, 255)"
+        )
         assert card.evaluate("node => getComputedStyle(node).color") == "rgb(17, 17, 17)"
-        assert card.locator("button, table").first.is_visible() or card.locator("svg").first.is_visible()
+        assert (
+            card.locator("button, table").first.is_visible()
+            or card.locator("svg").first.is_visible()
+        )
         show.page.emulate_media(media="print")
         assert card.is_visible()
 
@@ -402,7 +468,9 @@ def test_a_figure_runs_in_an_isolated_frame_and_where_its_script_comes_later(mak
             make().data,
         )
         show.page.frame_locator("iframe").locator("[aria-live]").wait_for()
-        assert show.page.frame_locator("iframe").locator("[aria-live]").text_content() == show.said()
+        assert (
+            show.page.frame_locator("iframe").locator("[aria-live]").text_content() == show.said()
+        )
         show.wrong = [w for w in show.wrong if w != "about:srcdoc"]
 
 
@@ -426,7 +494,9 @@ def test_score_playground_answers(profile):  # noqa: F811
         show.page.locator(".card").get_by_text("cat", exact=True).click()
         assert show.said() == "Entropy 0.69 of at most 0.69; most weight, 0.52, on “<car>”."
         show.press("dog", "Space", role="checkbox")
-        assert "Every key is masked: all weights are 0" in show.press("<car>", "Space", role="checkbox")
+        assert "Every key is masked: all weights are 0" in show.press(
+            "<car>", "Space", role="checkbox"
+        )
         cells = show.page.locator("td.bar").all_text_contents()
         assert cells == ["0.00"] * 3
         show.select("Query", "wheel")
@@ -518,7 +588,9 @@ def test_kernel_regression_computes_what_the_package_computes(profile):  # noqa:
                 error, query, answer = map(float, re.search(number, said).groups())
                 assert query == 2.6
                 made = nadaraya_watson(HELD_OUT[0], KEYS, VALUES, name, width)
-                assert error == pytest.approx((made - HELD_OUT[1]).square().mean().item(), abs=0.015)
+                assert error == pytest.approx(
+                    (made - HELD_OUT[1]).square().mean().item(), abs=0.015
+                )
                 (made,) = nadaraya_watson(GRID[26:27], KEYS, VALUES, name, width)
                 assert answer == pytest.approx(made.item(), abs=0.015)
         show.point(show.page.locator(".card svg").first, 0.0)

@@ -60,7 +60,9 @@ def test_the_sample_has_no_fault(tmp_path):
 def find(cells, *, claim=None, words=None):
     """Return the first cell with this claim or these words."""
     for cell in cells:
-        if (claim and cell["metadata"].get("claim") == claim) or (words and words in cell["source"]):
+        if (claim and cell["metadata"].get("claim") == claim) or (
+            words and words in cell["source"]
+        ):
             return cell
     raise LookupError(claim or words)
 
@@ -205,7 +207,9 @@ FAULTS = {
         "Exercise 10.2-5: no solution",
     ),
     "exercises out of order": (
-        lambda cells: find(cells, words="Exercise 10.2-4").update(source="### Exercise 10.2-5: Two"),
+        lambda cells: find(cells, words="Exercise 10.2-4").update(
+            source="### Exercise 10.2-5: Two"
+        ),
         "exercises are not numbered in their order",
     ),
     "a solution that Jupyter cannot fold": (
@@ -249,7 +253,9 @@ FAULTS = {
         "claim 10.2-3: no box in the section of its cell",
     ),
     "a box in a later section": (
-        lambda cells: cells.append(cells.pop(cells.index(find(cells, words="Claim 10.2-3: wrong")))),
+        lambda cells: cells.append(
+            cells.pop(cells.index(find(cells, words="Claim 10.2-3: wrong")))
+        ),
         "claim 10.2-3: its box follows no cell with that claim",
     ),
     "a box without verdict": (
@@ -363,13 +369,13 @@ STORED = [  # what the cell is about, the cell, whether nbval passes it
     (
         "a figure of other data",
         code(
-            'HTML(\'<p id="live-head-maps-01234567">[0.12,99]</p>\')',
+            "HTML('<p id=\"live-head-maps-01234567\">[0.12,99]</p>')",
             shown(html='<p id="live-head-maps-89abcdef">[0.13,100]</p>', plain=HTML),
         ),
         True,
     ),
     ("two units in a figure", code("HTML('<p>0.12')", shown(html="<p>0.14", plain=HTML)), False),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -406,7 +412,9 @@ def test_make_test_checks_the_notebooks_with_these_options():
 
 def test_the_first_cell_says_what_to_do_where_src_is_missing(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    source = repository.first_cell().replace('        %pip install -q "{COURSE}"\n', "        pass\n")
+    source = repository.first_cell().replace(
+        '        %pip install -q "{COURSE}"\n', "        pass\n"
+    )
     before = list(sys.path)
     try:
         with pytest.raises(ImportError, match=rf'notebooks\] @ git\+{repository.address()}"'):

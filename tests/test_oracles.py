@@ -40,9 +40,18 @@ from src.training.updater import Updater
 from toy_training import copy_examples, tiny_model, trainer
 
 MODULES = (
-    masks, functional, pooling, scoring, multihead, positions, layers, transformer, recurrent,
-    decoding, optimization,
-)  # fmt: skip
+    masks,
+    functional,
+    pooling,
+    scoring,
+    multihead,
+    positions,
+    layers,
+    transformer,
+    recurrent,
+    decoding,
+    optimization,
+)
 BACKENDS = functional.BACKENDS
 PAD, OFFSET, MAX_LEN = 0, 7, 31
 NORM_EPS = 0.3  # as large as a variance, so that no norm can do without it
@@ -157,21 +166,39 @@ def scrambled(module):
 def transformer_config(n, **fields):
     if fields.get("positions") == "rotary":  # a head has pairs
         n = n._replace(k=n.k + 1)
-    return transformer.TransformerConfig(**{
-        "src_vocab_size": n.src, "tgt_vocab_size": n.tgt, "d_model": n.h * n.k, "num_heads": n.h,
-        "d_ff": n.ff, "num_encoder_layers": n.encoder, "num_decoder_layers": n.decoder,
-        "max_len": n.s + OFFSET, "norm_eps": NORM_EPS,
-        "dropout": 0.125, "attention_dropout": 0.25, "ffn_dropout": 0.5,
-    } | fields)  # fmt: skip
+    return transformer.TransformerConfig(
+        **{
+            "src_vocab_size": n.src,
+            "tgt_vocab_size": n.tgt,
+            "d_model": n.h * n.k,
+            "num_heads": n.h,
+            "d_ff": n.ff,
+            "num_encoder_layers": n.encoder,
+            "num_decoder_layers": n.decoder,
+            "max_len": n.s + OFFSET,
+            "norm_eps": NORM_EPS,
+            "dropout": 0.125,
+            "attention_dropout": 0.25,
+            "ffn_dropout": 0.5,
+        }
+        | fields
+    )
 
 
 # ---------------------------------------------------------------- masks
 
 TABLE |= {
     f"masks.{name}": getattr(oracles, name)
-    for name in ("padding_mask", "valid_lens_mask", "causal_mask", "window_mask",
-                 "from_key_padding_mask", "to_additive", "from_additive")
-} | {"masks.length_mask": oracles.valid_lens_mask}  # fmt: skip
+    for name in (
+        "padding_mask",
+        "valid_lens_mask",
+        "causal_mask",
+        "window_mask",
+        "from_key_padding_mask",
+        "to_additive",
+        "from_additive",
+    )
+} | {"masks.length_mask": oracles.valid_lens_mask}
 TABLE["pooling.leave_one_out_mask"] = oracles.leave_one_out_mask
 
 
@@ -214,11 +241,16 @@ def _(n, masked):
         lambda scores, m: functional.masked_softmax(scores, m if masked else None),
         lambda scores, m: [oracles.softmax(*row) for row in zip(scores, m, strict=True)],
         [4 * normal(n.b, n.t, n.s), mask],
-    )  # fmt: skip
+    )
 
 
-@case("functional.attention", oracles.attention, backend=BACKENDS,
-      kind=("mask", "causal", "both"), queries=(1, "t", "s"))  # fmt: skip
+@case(
+    "functional.attention",
+    oracles.attention,
+    backend=BACKENDS,
+    kind=("mask", "causal", "both"),
+    queries=(1, "t", "s"),
+)
 def _(n, backend, kind, queries):
     t, scale = {1: 1, "t": n.t, "s": n.s}[queries], 0.3 if kind == "both" else None
     mask = some(n.b, n.h, t, n.s) if kind != "causal" else torch.ones(n.b, n.h, t, n.s).bool()
@@ -267,9 +299,11 @@ def score_case(n, name, projected):
         return score.score_projected(q, score.project_key(k)) if projected else score(q, k)
 
     return Case(
-        ours, lambda p, c, queries, keys: [[bound(name, p)(q, k) for k in keys] for q in queries],
-        [normal(n.b, n.t, n.k), normal(n.b, n.s, d_key)], score,
-    )  # fmt: skip
+        ours,
+        lambda p, c, queries, keys: [[bound(name, p)(q, k) for k in keys] for q in queries],
+        [normal(n.b, n.t, n.k), normal(n.b, n.s, d_key)],
+        score,
+    )
 
 
 for own, oracle in SCORES.items():
@@ -284,14 +318,22 @@ def _(n, name):
     return Case(
         lambda q, k, v, m: scoring.attend(score, q, k, v, m, return_weights=True),
         lambda p, c, *row: oracles.attend(bound(name, p), *row),
-        [normal(n.b, n.t, n.k), normal(n.b, n.s, d_key), normal(n.b, n.s, n.ff),
-         some(n.b, n.t, n.s)],
+        [
+            normal(n.b, n.t, n.k),
+            normal(n.b, n.s, d_key),
+            normal(n.b, n.s, n.ff),
+            some(n.b, n.t, n.s),
+        ],
         score,
-    )  # fmt: skip
+    )
 
 
-@case("multihead.MultiHeadAttention", oracles.multi_head, backend=BACKENDS,
-      kind=("self", "cross", "apart", "rotary", "additive"))  # fmt: skip
+@case(
+    "multihead.MultiHeadAttention",
+    oracles.multi_head,
+    backend=BACKENDS,
+    kind=("self", "cross", "apart", "rotary", "additive"),
+)
 def _(n, backend, kind):
     width = n.k + 1 if kind == "rotary" else n.k
     scorer = scoring.AdditiveScore(width, width, n.ff) if kind == "additive" else None
@@ -317,9 +359,12 @@ def _(n, backend, kind):
 
     mask = some(n.b, n.t, sizes[-1])
     return Case(
-        ours, oracle, [*(normal(n.b, size, n.h * width) for size in sizes), mask],
-        scrambled(module), SimpleNamespace(dropout=0.25),
-    )  # fmt: skip
+        ours,
+        oracle,
+        [*(normal(n.b, size, n.h * width) for size in sizes), mask],
+        scrambled(module),
+        SimpleNamespace(dropout=0.25),
+    )
 
 
 # ---------------------------------------------------------------- kernels
@@ -348,11 +393,15 @@ def _(n, kernel):
         lambda *x: pooling.nadaraya_watson(*x[:3], kernel, 0.75, mask=x[3], return_weights=True),
         lambda *x: oracles.nadaraya_watson(*x[:3], getattr(oracles, kernel), 0.75, x[3]),
         [normal(n.b, n.t), normal(n.b, n.s), normal(n.b, n.s), some(n.b, n.t, n.s)],
-    )  # fmt: skip
+    )
 
 
-@case("pooling.KernelRegression", oracles.nadaraya_watson, alone=(False, True),
-      kernel=("gaussian", "triangle", "epanechnikov"))  # fmt: skip
+@case(
+    "pooling.KernelRegression",
+    oracles.nadaraya_watson,
+    alone=(False, True),
+    kernel=("gaussian", "triangle", "epanechnikov"),
+)
 def _(n, alone, kernel):
     module = pooling.KernelRegression(0.75, kernel)
 
@@ -362,9 +411,11 @@ def _(n, alone, kernel):
         return oracles.nadaraya_watson(x, keys, values, getattr(oracles, kernel), width, mask)
 
     return Case(
-        lambda *x: module(*x, leave_one_out=alone, return_weights=True), oracle,
-        [normal(n.b, n.s if alone else n.t), normal(n.b, n.s), normal(n.b, n.s)], module.double(),
-    )  # fmt: skip
+        lambda *x: module(*x, leave_one_out=alone, return_weights=True),
+        oracle,
+        [normal(n.b, n.s if alone else n.t), normal(n.b, n.s), normal(n.b, n.s)],
+        module.double(),
+    )
 
 
 # ---------------------------------------------------------------- positions
@@ -374,8 +425,9 @@ def _(n, alone, kernel):
 def _(n, width):
     return Case(
         lambda x: positions.sinusoidal_table(MAX_LEN, width, x.dtype).unsqueeze(0),
-        lambda _: oracles.sinusoidal_table(MAX_LEN, width), [normal(1)],
-    )  # fmt: skip
+        lambda _: oracles.sinusoidal_table(MAX_LEN, width),
+        [normal(1)],
+    )
 
 
 def added(n, kind, offset):
@@ -402,8 +454,9 @@ def _(n, offset):
         lambda p, c, heads: [
             [oracles.rotate(row, t) for t, row in enumerate(x, offset)] for x in heads
         ],
-        [normal(n.b, n.h, n.t, n.k + 1)], module.double(),
-    )  # fmt: skip
+        [normal(n.b, n.h, n.t, n.k + 1)],
+        module.double(),
+    )
 
 
 # ---------------------------------------------------------------- layers and Transformer
@@ -411,12 +464,15 @@ def _(n, offset):
 KINDS = {
     "post": {},
     "pre": {
-        "positions": "learned", "norm_first": True, "activation": "gelu", "scale_embeddings": False,
+        "positions": "learned",
+        "norm_first": True,
+        "activation": "gelu",
+        "scale_embeddings": False,
         "tie_embeddings": "none",
     },
     "bert": {"positions": "none", "embedding_norm": True, "num_token_types": 2},
     "rotary": {"positions": "rotary", "norm_first": True},
-}  # fmt: skip
+}
 
 
 @case("layers.Embeddings", oracles.embeddings, kind=KINDS, offset=(0, OFFSET))
@@ -425,18 +481,23 @@ def _(n, kind, offset):
     module = layers.Embeddings(n.src, config, config.num_token_types)
     return Case(
         lambda ids: module(ids, offset),
-        lambda p, c, ids: oracles.embeddings(p, c, ids, offset), [sentences(n, n.t, n.src)],
-        scrambled(module), config,
-    )  # fmt: skip
+        lambda p, c, ids: oracles.embeddings(p, c, ids, offset),
+        [sentences(n, n.t, n.src)],
+        scrambled(module),
+        config,
+    )
 
 
 @case("layers.FeedForward", oracles.feed_forward, activation=("relu", "gelu"))
 def _(n, activation):
     module = layers.FeedForward(n.k, n.ff, 0.5, activation)
     return Case(
-        module, lambda p, c, x: [oracles.feed_forward(p, t, activation, c.dropout) for t in x],
-        [normal(n.b, n.t, n.k)], scrambled(module), SimpleNamespace(dropout=0.5),
-    )  # fmt: skip
+        module,
+        lambda p, c, x: [oracles.feed_forward(p, t, activation, c.dropout) for t in x],
+        [normal(n.b, n.t, n.k)],
+        scrambled(module),
+        SimpleNamespace(dropout=0.5),
+    )
 
 
 @case("layers.AddNorm", oracles.add_norm, norm_first=(False, True))
@@ -446,23 +507,38 @@ def _(n, norm_first):
     return Case(
         lambda x: module(x, torch.sin),
         lambda p, c, x: oracles.add_norm(p, c, x, lambda h: [[*map(math.sin, t)] for t in h]),
-        [normal(n.b, n.t, n.h * n.k)], scrambled(module), config,
-    )  # fmt: skip
+        [normal(n.b, n.t, n.h * n.k)],
+        scrambled(module),
+        config,
+    )
 
 
-@case("layers.EncoderLayer", oracles.encoder_layer, gradients="pre", backend=BACKENDS,
-      kind=("post", "pre"))  # fmt: skip
+@case(
+    "layers.EncoderLayer",
+    oracles.encoder_layer,
+    gradients="pre",
+    backend=BACKENDS,
+    kind=("post", "pre"),
+)
 def _(n, backend, kind):
     config = transformer_config(n, backend=backend, **KINDS[kind])
     module = layers.EncoderLayer(config)
     return Case(
-        module, lambda p, c, x, mask: oracles.encoder_layer(p, c, x, mask)[0],
-        [normal(n.b, n.s, n.h * n.k), some(n.b, n.s, n.s)], scrambled(module), config,
-    )  # fmt: skip
+        module,
+        lambda p, c, x, mask: oracles.encoder_layer(p, c, x, mask)[0],
+        [normal(n.b, n.s, n.h * n.k), some(n.b, n.s, n.s)],
+        scrambled(module),
+        config,
+    )
 
 
-@case("layers.DecoderLayer", oracles.decoder_layer, gradients="pre", backend=BACKENDS,
-      kind=("post", "pre"))  # fmt: skip
+@case(
+    "layers.DecoderLayer",
+    oracles.decoder_layer,
+    gradients="pre",
+    backend=BACKENDS,
+    kind=("post", "pre"),
+)
 def _(n, backend, kind):
     config = transformer_config(n, backend=backend, **KINDS[kind])
     module, d_model = layers.DecoderLayer(config), n.h * n.k
@@ -470,8 +546,9 @@ def _(n, backend, kind):
         lambda x, memory, m: module(x, module.cross_attention.project_key_value(memory), m),
         lambda p, c, x, memory, m: oracles.decoder_layer(p, c, x, memory, m)[0],
         [normal(n.b, n.t, d_model), normal(n.b, n.s, d_model), some(n.b, n.t, n.s)],
-        scrambled(module), config,
-    )  # fmt: skip
+        scrambled(module),
+        config,
+    )
 
 
 @case("transformer.Encoder", oracles.encoder, gradients="sdpa", backend=BACKENDS, kind=("bert",))
@@ -479,9 +556,12 @@ def _(n, backend, kind):
     config = transformer_config(n, backend=backend, **KINDS[kind])
     module = transformer.Encoder(config)
     return Case(
-        module, lambda p, c, ids, mask: oracles.encoder(p, c, ids, mask)[0],
-        [sentences(n, n.s, n.src), some(n.b, n.s, n.s)], scrambled(module), config,
-    )  # fmt: skip
+        module,
+        lambda p, c, ids, mask: oracles.encoder(p, c, ids, mask)[0],
+        [sentences(n, n.s, n.src), some(n.b, n.s, n.s)],
+        scrambled(module),
+        config,
+    )
 
 
 @case("transformer.Decoder", oracles.decoder, gradients="sdpa", backend=BACKENDS, kind=("post",))
@@ -492,8 +572,9 @@ def _(n, backend, kind):
         lambda ids, memory, mask: module(ids, module.project_memory(memory), mask),
         lambda p, c, *row: oracles.decoder(p, c, *row)[0],
         [sentences(n, n.t, n.tgt), normal(n.b, n.s, config.d_model), some(n.b, n.t, n.s)],
-        scrambled(module), config,
-    )  # fmt: skip
+        scrambled(module),
+        config,
+    )
 
 
 def transformer_case(n, backend, kind, way):
@@ -535,12 +616,30 @@ def transformer_case(n, backend, kind, way):
     return Case(ours, oracle, inputs, model, config)
 
 
-case("transformer.Transformer", oracles.transformer, gradients="sdpa-pre", backend=BACKENDS,
-     kind=KINDS, way=("whole",))(transformer_case)  # fmt: skip
-case("transformer.Transformer", oracles.transformer, gradients=None, backend=BACKENDS,
-     kind=("rotary",), way=("packed", "maps", "chunks"))(transformer_case)  # fmt: skip
-case("transformer.TransformerStepper", oracles.transformer, gradients=None, backend=BACKENDS,
-     kind=("pre",), way=("steps",))(transformer_case)  # fmt: skip
+case(
+    "transformer.Transformer",
+    oracles.transformer,
+    gradients="sdpa-pre",
+    backend=BACKENDS,
+    kind=KINDS,
+    way=("whole",),
+)(transformer_case)
+case(
+    "transformer.Transformer",
+    oracles.transformer,
+    gradients=None,
+    backend=BACKENDS,
+    kind=("rotary",),
+    way=("packed", "maps", "chunks"),
+)(transformer_case)
+case(
+    "transformer.TransformerStepper",
+    oracles.transformer,
+    gradients=None,
+    backend=BACKENDS,
+    kind=("pre",),
+    way=("steps",),
+)(transformer_case)
 
 
 # ---------------------------------------------------------------- recurrent models
@@ -554,9 +653,11 @@ RECURRENT = {
     "scaled_dot": {"scorer": "scaled_dot", "num_decoder_layers": 2},
 }
 SCORERS = {
-    "additive": "AdditiveScore", "bilinear": "BilinearScore", "dot": "DotScore",
+    "additive": "AdditiveScore",
+    "bilinear": "BilinearScore",
+    "dot": "DotScore",
     "scaled_dot": "ScaledDotScore",
-}  # fmt: skip
+}
 
 
 def recurrent_model(n, name, kind):
@@ -600,14 +701,37 @@ def _(n, kind):
     return Case(model, oracles.recurrent_encoder, [sentences(n, n.s, n.src)], model, config)
 
 
-case("recurrent.Seq2Seq", oracles.seq2seq, name=("Seq2Seq",), kind=("one layer", "deep"),
-     way=("whole",))(seq2seq_case)  # fmt: skip
-case("recurrent.AttentionSeq2Seq", oracles.seq2seq, gradients="current",
-     name=("AttentionSeq2Seq",), kind=RECURRENT, way=("whole",))(seq2seq_case)  # fmt: skip
-case("recurrent.AttentionSeq2Seq", oracles.seq2seq, gradients=None, name=("AttentionSeq2Seq",),
-     kind=("deep", "current"), way=("maps",))(seq2seq_case)  # fmt: skip
-case("recurrent.RecurrentStepper", oracles.seq2seq, gradients=None, kind=("deep", "current"),
-     name=("Seq2Seq", "AttentionSeq2Seq"), way=("steps",))(seq2seq_case)  # fmt: skip
+case(
+    "recurrent.Seq2Seq",
+    oracles.seq2seq,
+    name=("Seq2Seq",),
+    kind=("one layer", "deep"),
+    way=("whole",),
+)(seq2seq_case)
+case(
+    "recurrent.AttentionSeq2Seq",
+    oracles.seq2seq,
+    gradients="current",
+    name=("AttentionSeq2Seq",),
+    kind=RECURRENT,
+    way=("whole",),
+)(seq2seq_case)
+case(
+    "recurrent.AttentionSeq2Seq",
+    oracles.seq2seq,
+    gradients=None,
+    name=("AttentionSeq2Seq",),
+    kind=("deep", "current"),
+    way=("maps",),
+)(seq2seq_case)
+case(
+    "recurrent.RecurrentStepper",
+    oracles.seq2seq,
+    gradients=None,
+    kind=("deep", "current"),
+    name=("Seq2Seq", "AttentionSeq2Seq"),
+    way=("steps",),
+)(seq2seq_case)
 
 
 @case("training.optimization.token_loss", oracles.token_loss, smoothing=(0.0, 0.1, 0.7))
@@ -753,9 +877,13 @@ def padded(sentence, length):
 def test_greedy_is_the_loop(banned):
     limits = [1, 5, 3, 4, 5, 2, 5, 7, 7, 1, 6]
     tokens, scores = decoding.greedy(
-        Toy(range(11)), 11, max_len=torch.tensor(limits), forbidden_ids=[*banned],
-        return_scores=True, **IDS,
-    )  # fmt: skip
+        Toy(range(11)),
+        11,
+        max_len=torch.tensor(limits),
+        forbidden_ids=[*banned],
+        return_scores=True,
+        **IDS,
+    )
     for i, limit in enumerate(limits):
         found, score = oracles.greedy(partial(probabilities, i), limit, EOS, banned | {PAD, BOS})
         assert tokens[i].tolist() == padded(found, tokens.shape[1])
@@ -769,9 +897,15 @@ def test_beam_search_is_the_loop(beam_size, alpha):
     """As many hypotheses as the beam is wide; a beam of 500 holds all sentences there are."""
     limits, banned = [1, 4, 3, 5, 4, 2, 4], {PAD, BOS, 3}
     result = decoding.beam_search(
-        Toy(range(7)), 7, beam_size=beam_size, num_return=beam_size, length_penalty=alpha,
-        max_len=torch.tensor(limits), forbidden_ids=[3], **IDS,
-    )  # fmt: skip
+        Toy(range(7)),
+        7,
+        beam_size=beam_size,
+        num_return=beam_size,
+        length_penalty=alpha,
+        max_len=torch.tensor(limits),
+        forbidden_ids=[3],
+        **IDS,
+    )
     for i, limit in enumerate(limits):
         rules = (partial(probabilities, i), limit, EOS, banned, alpha)
         expected = oracles.beam_search(*rules, beam_size)[:beam_size]
@@ -794,9 +928,16 @@ def test_samples_are_as_frequent_as_they_are_probable(settings):
     draws = 20_011
     temperature, top_k, top_p = settings
     tokens, scores = decoding.sample(
-        Toy([0] * draws), draws, max_len=2, temperature=temperature, top_k=top_k, top_p=top_p,
-        generator=torch.Generator().manual_seed(3), return_scores=True, **IDS,
-    )  # fmt: skip
+        Toy([0] * draws),
+        draws,
+        max_len=2,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        generator=torch.Generator().manual_seed(3),
+        return_scores=True,
+        **IDS,
+    )
     counts = Counter(map(tuple, tokens.tolist()))
 
     def chances(start):
@@ -938,9 +1079,14 @@ def test_an_update_is_loss_clipping_rate_and_adam_by_hand():
 def test_an_equal_value_is_no_better(values, tmp_path):
     given, steps = iter(values), len(values)
     run = trainer(
-        tiny_model(), BucketedBatches(copy_examples(), batch_size=5), steps=steps, eval_every=1,
-        best_by="score", metric=lambda _: next(given), directory=tmp_path,
-    )  # fmt: skip
+        tiny_model(),
+        BucketedBatches(copy_examples(), batch_size=5),
+        steps=steps,
+        eval_every=1,
+        best_by="score",
+        metric=lambda _: next(given),
+        directory=tmp_path,
+    )
     run.fit()
     place = oracles.best(values)
     assert read_header(tmp_path / "best.safetensors")["state"]["step"] == place + 1
@@ -950,10 +1096,12 @@ def test_an_equal_value_is_no_better(values, tmp_path):
 def public(module):
     """What `__all__` names, or else the functions and classes that are written there."""
     own = (
-        name for name, value in vars(module).items()
+        name
+        for name, value in vars(module).items()
         if (inspect.isfunction(value) or inspect.isclass(value))
-        and value.__module__ == module.__name__ and not name.startswith("_")
-    )  # fmt: skip
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+    )
     return set(getattr(module, "__all__", own))
 
 

@@ -87,8 +87,12 @@ def test_multi_head_attention(kind, backend, dtype, tolerance):
         query, key, value, key_padding_mask=ignored, attn_mask=~allowed, average_attn_weights=False
     )
     compare(
-        ours(*x, mask=mask), expected, x, (ours, theirs),
-        lambda grads: {n.replace("in_proj_", "in_proj."): g for n, g in grads.items()}, tolerance,
+        ours(*x, mask=mask),
+        expected,
+        x,
+        (ours, theirs),
+        lambda grads: {n.replace("in_proj_", "in_proj."): g for n, g in grads.items()},
+        tolerance,
     )
     close(ours(*x, mask=mask, return_weights=True)[1], weights, tolerance)
     unweighted, _ = theirs(
@@ -113,7 +117,11 @@ def test_encoder_layer(norm_first, activation, backend, dtype, tolerance):
     ignored[1, 3:] = True
     expected = theirs(x, src_key_padding_mask=ignored)
     compare(
-        ours(x, from_key_padding_mask(ignored)), expected, [x], (ours, theirs), torch_names,
+        ours(x, from_key_padding_mask(ignored)),
+        expected,
+        [x],
+        (ours, theirs),
+        torch_names,
         tolerance,
     )
 
@@ -129,13 +137,15 @@ def test_decoder_layer(norm_first, backend, dtype, tolerance):
     x, memory = tokens(T, dtype), tokens(S, dtype)
     ignored = torch.zeros(B, S, dtype=torch.bool)
     ignored[1, 3:] = True
-    expected = theirs(
-        x, memory, tgt_mask=~causal_mask(T)[0], memory_key_padding_mask=ignored
-    )
+    expected = theirs(x, memory, tgt_mask=~causal_mask(T)[0], memory_key_padding_mask=ignored)
     heads = ours.cross_attention.project_key_value(memory)
     compare(
-        ours(x, heads, from_key_padding_mask(ignored)), expected, [x, memory], (ours, theirs),
-        torch_names, tolerance,
+        ours(x, heads, from_key_padding_mask(ignored)),
+        expected,
+        [x, memory],
+        (ours, theirs),
+        torch_names,
+        tolerance,
     )
 
 
@@ -144,10 +154,14 @@ def torch_transformer(norm_first, dtype):
     core = nn.Transformer(D, H, 2, 3, FF, 0.0, norm_first=norm_first, batch_first=True)
     if not norm_first:
         core.encoder.norm = core.decoder.norm = None
-    parts = nn.ModuleDict({
-        "core": core, "src": nn.Embedding(17, D), "tgt": nn.Embedding(19, D),
-        "output": nn.Linear(D, 19, bias=False),
-    })
+    parts = nn.ModuleDict(
+        {
+            "core": core,
+            "src": nn.Embedding(17, D),
+            "tgt": nn.Embedding(19, D),
+            "output": nn.Linear(D, 19, bias=False),
+        }
+    )
     return scrambled(parts, dtype)
 
 
@@ -158,8 +172,11 @@ def torch_forward(parts, src, tgt):
 
     ignored = src == 0
     hidden = parts["core"](
-        embed(parts["src"], src), embed(parts["tgt"], tgt), tgt_mask=~causal_mask(tgt.shape[1])[0],
-        src_key_padding_mask=ignored, memory_key_padding_mask=ignored,
+        embed(parts["src"], src),
+        embed(parts["tgt"], tgt),
+        tgt_mask=~causal_mask(tgt.shape[1])[0],
+        src_key_padding_mask=ignored,
+        memory_key_padding_mask=ignored,
     )
     return parts["output"](hidden)
 
@@ -224,8 +241,12 @@ def test_d2l_multi_head_attention(bias, per_query, dtype, tolerance):
     lens = torch.randint(1, S + 1, (B, T) if per_query else (B,))
     expected = theirs(query.clone(), key.clone(), value.clone(), lens.clone())
     compare(
-        ours(query, key, value, valid_lens_mask(lens, S)), expected, [query, key, value],
-        (ours, theirs), d2l_names, tolerance,
+        ours(query, key, value, valid_lens_mask(lens, S)),
+        expected,
+        [query, key, value],
+        (ours, theirs),
+        d2l_names,
+        tolerance,
     )
     _, weights = ours(query, key, value, valid_lens_mask(lens, S), return_weights=True)
     close(weights.flatten(0, 1), theirs.attention.attention_weights, tolerance)
@@ -238,8 +259,12 @@ def test_d2l_encoder_block(bias, dtype, tolerance):
     ours, x = interop.from_d2l_encoder_block(theirs), tokens(S, dtype)
     lens = torch.tensor([7, 3, 1])
     compare(
-        ours(x, valid_lens_mask(lens, S)), theirs(x.clone(), lens.clone()), [x], (ours, theirs),
-        lambda grads: d2l_names(grads, "attention."), tolerance,
+        ours(x, valid_lens_mask(lens, S)),
+        theirs(x.clone(), lens.clone()),
+        [x],
+        (ours, theirs),
+        lambda grads: d2l_names(grads, "attention."),
+        tolerance,
     )
 
 
@@ -259,11 +284,23 @@ def test_rotary_positions_of_llama():
 def marian(dtype=torch.float64, seed=0, **fields):
     """A small Marian of random weights, large enough for every answer to be decided."""
     sizes = {
-        "vocab_size": 19, "decoder_vocab_size": 19, "d_model": D, "encoder_layers": 2,
-        "decoder_layers": 3, "encoder_attention_heads": H, "decoder_attention_heads": H,
-        "encoder_ffn_dim": FF, "decoder_ffn_dim": FF, "max_position_embeddings": 29,
-        "pad_token_id": 18, "decoder_start_token_id": 18, "eos_token_id": 0, "init_std": 0.4,
-        "forced_eos_token_id": None, "scale_embedding": True, "activation_function": "relu",
+        "vocab_size": 19,
+        "decoder_vocab_size": 19,
+        "d_model": D,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "encoder_attention_heads": H,
+        "decoder_attention_heads": H,
+        "encoder_ffn_dim": FF,
+        "decoder_ffn_dim": FF,
+        "max_position_embeddings": 29,
+        "pad_token_id": 18,
+        "decoder_start_token_id": 18,
+        "eos_token_id": 0,
+        "init_std": 0.4,
+        "forced_eos_token_id": None,
+        "scale_embedding": True,
+        "activation_function": "relu",
         "dropout": 0.0,
     }
     torch.manual_seed(seed)
@@ -291,7 +328,8 @@ MARIANS = {
     "gelu, unscaled": {"activation_function": "gelu", "scale_embedding": False},
     "swish": {"activation_function": "swish"},
     "apart": {
-        "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 23,
+        "share_encoder_decoder_embeddings": False,
+        "decoder_vocab_size": 23,
         "tie_word_embeddings": False,
     },
 }
@@ -343,12 +381,11 @@ def test_marian_with_a_bias_on_its_logits():
 def test_marian_attention_maps():
     theirs, ours = marian()
     src, tgt, real = marian_batch()
-    out = theirs(
-        input_ids=src, attention_mask=real, decoder_input_ids=tgt, output_attentions=True
-    )
+    out = theirs(input_ids=src, attention_mask=real, decoder_input_ids=tgt, output_attentions=True)
     maps = ours.attention_maps(src, tgt)
     for name, expected in (
-        ("encoder", out.encoder_attentions), ("decoder", out.decoder_attentions),
+        ("encoder", out.encoder_attentions),
+        ("decoder", out.decoder_attentions),
         ("cross", out.cross_attentions),
     ):
         for a, b in zip(maps[name], expected, strict=True):
@@ -375,8 +412,14 @@ def talkative(seed, ending):
 
 def generate(theirs, src, real, **options):
     return theirs.generate(
-        input_ids=src, attention_mask=real, max_new_tokens=11, do_sample=False,
-        bad_words_ids=[[18]], return_dict_in_generate=True, output_scores=True, **options,
+        input_ids=src,
+        attention_mask=real,
+        max_new_tokens=11,
+        do_sample=False,
+        bad_words_ids=[[18]],
+        return_dict_in_generate=True,
+        output_scores=True,
+        **options,
     )
 
 
@@ -406,9 +449,7 @@ def test_marian_beams(seed, ending):
     theirs, ours = talkative(seed, ending)
     src, _, real = marian_batch()
     expected = generate(theirs, src, real, num_beams=3, length_penalty=0.0)
-    found = beam_search(
-        ours.stepper(src), B, beam_size=3, length_penalty=0.0, **IDS, max_len=11
-    )
+    found = beam_search(ours.stepper(src), B, beam_size=3, length_penalty=0.0, **IDS, max_len=11)
     assert same_tokens(found.tokens[:, 0], expected.sequences[:, 1:])
     close(found.scores[:, 0].float(), expected.sequences_scores.float(), 1e-5)
 
@@ -419,9 +460,7 @@ def test_all_marian_beams_of_equal_length(seed):
     """Where nothing ends, the whole beam is the same by definition."""
     theirs, ours = talkative(seed, "never")
     src, _, real = marian_batch()
-    expected = generate(
-        theirs, src, real, num_beams=3, num_return_sequences=3, length_penalty=0.0
-    )
+    expected = generate(theirs, src, real, num_beams=3, num_return_sequences=3, length_penalty=0.0)
     found = beam_search(
         ours.stepper(src), B, beam_size=3, num_return=3, length_penalty=0.0, **IDS, max_len=11
     )

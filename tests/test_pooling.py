@@ -30,7 +30,10 @@ def sines(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_the_table_of_kernels():
     assert KERNELS == {
-        "gaussian": gaussian, "boxcar": boxcar, "triangle": triangle, "epanechnikov": epanechnikov
+        "gaussian": gaussian,
+        "boxcar": boxcar,
+        "triangle": triangle,
+        "epanechnikov": epanechnikov,
     }
 
 
@@ -107,9 +110,7 @@ def test_a_query_without_a_key_in_reach_gets_zeros(name):
     inputs = (values,) if name == "boxcar" else (query, keys, values)
     for gradient in torch.autograd.grad(output.sum(), inputs):
         assert gradient.isfinite().all()
-    alone = torch.autograd.grad(
-        nadaraya_watson(query[1:], keys, values, name).sum(), values
-    )[0]
+    alone = torch.autograd.grad(nadaraya_watson(query[1:], keys, values, name).sum(), values)[0]
     assert torch.all(alone == 0)
 
 

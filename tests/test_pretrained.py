@@ -27,12 +27,21 @@ from src.transformer import Encoder
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = {
-    "model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute",
-    "vocab_size": 23, "hidden_size": 15, "num_attention_heads": 3, "intermediate_size": 11,
-    "num_hidden_layers": 2, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
-    "max_position_embeddings": 19, "layer_norm_eps": 1e-12, "type_vocab_size": 2,
+    "model_type": "bert",
+    "hidden_act": "gelu",
+    "position_embedding_type": "absolute",
+    "vocab_size": 23,
+    "hidden_size": 15,
+    "num_attention_heads": 3,
+    "intermediate_size": 11,
+    "num_hidden_layers": 2,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 19,
+    "layer_norm_eps": 1e-12,
+    "type_vocab_size": 2,
     "pad_token_id": 0,
-}  # fmt: skip
+}
 
 
 def tool():
@@ -53,9 +62,11 @@ def minilm():
 def tiny_tensors():
     """A random BERT of the library in float64, every bias and norm moved off its start."""
     transformers = pytest.importorskip("transformers")
-    model = transformers.BertModel(
-        transformers.BertConfig(**TINY, attn_implementation="eager")
-    ).double().eval()
+    model = (
+        transformers.BertModel(transformers.BertConfig(**TINY, attn_implementation="eager"))
+        .double()
+        .eval()
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
@@ -121,8 +132,9 @@ def test_every_layer_equals_the_library_live(minilm):
     assert torch.equal(reading.ids, batch["input_ids"])
     assert torch.equal(reading.mask[:, 0], batch["attention_mask"].bool())
     for ours, other in zip(reading.states, theirs.hidden_states, strict=True):
-        torch.testing.assert_close(ours[reading.mask[:, 0]], other[reading.mask[:, 0]],
-                                   atol=2e-5, rtol=0)  # fmt: skip
+        torch.testing.assert_close(
+            ours[reading.mask[:, 0]], other[reading.mask[:, 0]], atol=2e-5, rtol=0
+        )
     for ours, other in zip(reading.weights, theirs.attentions, strict=True):
         torch.testing.assert_close(ours, other, atol=2e-5, rtol=0)
         assert not ours.masked_select(~reading.mask.unsqueeze(1)).any()

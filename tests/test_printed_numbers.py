@@ -51,7 +51,7 @@ DIFFERENT = {
     "a checksum": ("621e47c5", "622e47c5"),
     "a checksum that looks like a number": ("id 621e4712", "id 621e4713"),
     "code": ("a 1\n```python\neps = 1\n```\n", "a 1\n```python\neps = 2\n```\n"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("stored", "new"), SAME.values(), ids=SAME)

@@ -97,16 +97,26 @@ def transformers(draw, dropout=False):
     shares = st.sampled_from([0.0, 0.3]) if dropout else st.just(0.0)
     num_heads = draw(st.integers(1, 3))
     config = TransformerConfig(
-        VOCAB, VOCAB, d_model=num_heads * draw(st.sampled_from([4, 6])), num_heads=num_heads,
-        d_ff=draw(st.integers(1, 7)), num_encoder_layers=draw(st.integers(1, 2)),
-        num_decoder_layers=draw(st.integers(1, 2)), max_len=MAX_LEN, dropout=draw(shares),
-        attention_dropout=draw(shares), ffn_dropout=draw(shares),
-        norm_first=draw(st.booleans()), activation=draw(st.sampled_from(["relu", "gelu"])),
+        VOCAB,
+        VOCAB,
+        d_model=num_heads * draw(st.sampled_from([4, 6])),
+        num_heads=num_heads,
+        d_ff=draw(st.integers(1, 7)),
+        num_encoder_layers=draw(st.integers(1, 2)),
+        num_decoder_layers=draw(st.integers(1, 2)),
+        max_len=MAX_LEN,
+        dropout=draw(shares),
+        attention_dropout=draw(shares),
+        ffn_dropout=draw(shares),
+        norm_first=draw(st.booleans()),
+        activation=draw(st.sampled_from(["relu", "gelu"])),
         positions=draw(st.sampled_from(["sinusoidal", "learned", "rotary", "none"])),
         tie_embeddings=draw(st.sampled_from(["none", "target", "all"])),
-        scale_embeddings=draw(st.booleans()), embedding_norm=draw(st.booleans()),
-        num_token_types=draw(st.integers(0, 2)), backend=draw(backends),
-    )  # fmt: skip
+        scale_embeddings=draw(st.booleans()),
+        embedding_norm=draw(st.booleans()),
+        num_token_types=draw(st.integers(0, 2)),
+        backend=draw(backends),
+    )
     return made(Transformer, config, draw(seeds))
 
 
@@ -116,13 +126,19 @@ def recurrents(draw, dropout=False):
     scorer = draw(st.sampled_from(["additive", "bilinear", "dot", "scaled_dot"]))
     d_encoder = 2 * draw(st.integers(1, 4))
     config = RecurrentConfig(
-        VOCAB, VOCAB, d_embed=draw(st.integers(1, 7)), d_encoder=d_encoder, scorer=scorer,
+        VOCAB,
+        VOCAB,
+        d_embed=draw(st.integers(1, 7)),
+        d_encoder=d_encoder,
+        scorer=scorer,
         d_decoder=d_encoder if "dot" in scorer else draw(st.integers(1, 7)),
-        bidirectional=draw(st.booleans()), num_encoder_layers=draw(st.integers(1, 2)),
-        num_decoder_layers=draw(st.integers(1, 2)), d_score=draw(st.integers(1, 7)),
+        bidirectional=draw(st.booleans()),
+        num_encoder_layers=draw(st.integers(1, 2)),
+        num_decoder_layers=draw(st.integers(1, 2)),
+        d_score=draw(st.integers(1, 7)),
         dropout=draw(st.sampled_from([0.0, 0.3])) if dropout else 0.0,
         query_from=draw(st.sampled_from(["previous", "current"])),
-    )  # fmt: skip
+    )
     return made(draw(st.sampled_from([Seq2Seq, AttentionSeq2Seq])), config, draw(seeds))
 
 
@@ -155,8 +171,9 @@ def batches(draw, min_size=1):
     """Padded sources, and targets of one length that begin with <bos>."""
     src = padded(draw(sentences(7)))
     length = draw(st.integers(min_size, 6)) - 1
-    words = draw(st.lists(st.integers(3, VOCAB - 1), min_size=length * len(src),
-                          max_size=length * len(src)))  # fmt: skip
+    words = draw(
+        st.lists(st.integers(3, VOCAB - 1), min_size=length * len(src), max_size=length * len(src))
+    )
     first = torch.full((len(src), 1), BOS)
     return src, torch.cat([first, torch.tensor(words, dtype=torch.long).view(len(src), -1)], 1)
 
@@ -403,9 +420,13 @@ def test_beams_are_sorted_single_and_scored_as_by_teacher_forcing(
 
     def beams(src, beam_size, num_return=1):
         return beam_search(
-            model.stepper(src), len(src), beam_size=beam_size, num_return=num_return,
-            length_penalty=alpha, **options,
-        )  # fmt: skip
+            model.stepper(src),
+            len(src),
+            beam_size=beam_size,
+            num_return=num_return,
+            length_penalty=alpha,
+            **options,
+        )
 
     def norms(tokens):
         return ((5 + (tokens != PAD).sum(1).double()) / 6) ** alpha
@@ -514,9 +535,13 @@ def test_models_are_one_graph():
         "test_properties.graphs_of_a_model()"
     )
     run = subprocess.run(
-        [sys.executable, "-c", program], cwd=Path(__file__).parent,
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr
 
 
@@ -531,13 +556,15 @@ texts = st.one_of(
     st.lists(st.sampled_from([*SPECIALS, "l'", "-t-il", " ", "我", "が", "?"])).map("".join),
     st.text(
         st.one_of(
-            st.sampled_from("aàlqutevous  ''--.,:;!?\"«»()¿$%3\u2019\u202f\u200b\u0301<>_…"
-                            "我ー，。\u200c\u200d\u094dم👨\ufe0f"),
+            st.sampled_from(
+                "aàlqutevous  ''--.,:;!?\"«»()¿$%3\u2019\u202f\u200b\u0301<>_…"
+                "我ー，。\u200c\u200d\u094dم👨\ufe0f"
+            ),
             st.characters(codec="utf-8"),
         ),
         max_size=23,
     ),
-)  # fmt: skip
+)
 SUBWORDS = SubwordTokenizer.train(["Est-ce que l'eau est chaude ?", "<eos> das Wasser"] * 3, 300)
 
 

@@ -63,8 +63,10 @@ def test_decoder_equals_one_made_of_d2l_layers():
     model = make(AttentionSeq2Seq, {"d_encoder": units, "num_decoder_layers": layers}).float()
     attention = d2l.AdditiveAttention(units, units, 13, 0.0)
     attention.W_q.weight, attention.W_k.weight, attention.w_v.weight = (
-        model.scorer.query_proj.weight, model.scorer.key_proj.weight, model.scorer.output.weight,
-    )  # fmt: skip
+        model.scorer.query_proj.weight,
+        model.scorer.key_proj.weight,
+        model.scorer.output.weight,
+    )
     rnn = nn.GRU(5 + units, units, layers)
     weights = model.rnn.state_dict()
     first = weights["weight_ih_l0"]

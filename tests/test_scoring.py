@@ -66,10 +66,13 @@ def test_additive_is_d2ls_layer():
     d2l = pytest.importorskip("d2l.torch", reason="d2l is not installed")
     theirs = d2l.AdditiveAttention(key_size=DK, query_size=DQ, num_hiddens=HIDDEN, dropout=0.0)
     score = AdditiveScore(DQ, DK, HIDDEN)
-    score.load_state_dict({
-        "query_proj.weight": theirs.W_q.weight, "key_proj.weight": theirs.W_k.weight,
-        "output.weight": theirs.w_v.weight,
-    })
+    score.load_state_dict(
+        {
+            "query_proj.weight": theirs.W_q.weight,
+            "key_proj.weight": theirs.W_k.weight,
+            "output.weight": theirs.w_v.weight,
+        }
+    )
     query, key, value = torch.randn(B, T, DQ), torch.randn(B, S, DK), torch.randn(B, S, DV)
     lens = torch.tensor([3, 7])
     output, weights = attend(
@@ -82,9 +85,7 @@ def test_additive_is_d2ls_layer():
 
 def test_what_there_is_to_learn():
     count = {name: sum(p.numel() for p in make(name)[0].parameters()) for name in NAMES}
-    assert count == {
-        "dot": 0, "scaled": 0, "bilinear": DQ * DK, "additive": (DQ + DK + 1) * HIDDEN
-    }
+    assert count == {"dot": 0, "scaled": 0, "bilinear": DQ * DK, "additive": (DQ + DK + 1) * HIDDEN}
 
 
 def test_scaling_first_saves_half_precision_from_overflow():

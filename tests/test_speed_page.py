@@ -9,9 +9,11 @@ import speed_page  # noqa: E402
 from sample import ROOT
 
 COMMON = {
-    "date": "2026-01-02", "command": "python -m benchmarks.speed.x", "versions": {"torch": "2.0"},
+    "date": "2026-01-02",
+    "command": "python -m benchmarks.speed.x",
+    "versions": {"torch": "2.0"},
     "machine": {"cpu": "Some CPU", "threads": 1},
-}  # fmt: skip
+}
 
 
 def ratio(median):
@@ -83,8 +85,10 @@ def test_the_gpu_table_shows_what_was_measured(folder, monkeypatch):
     common = {"name": "speed_gpu", "machine": {"gpu": "Some GPU"}}
     monkeypatch.setitem(globals(), "COMMON", COMMON | common)
     row = {
-        "rates": {"ours": 123456.0}, "ratios": {"nn.Transformer": ratio(1.75)}, "share": 0.41,
-    }  # fmt: skip
+        "rates": {"ours": 123456.0},
+        "ratios": {"nn.Transformer": ratio(1.75)},
+        "share": 0.41,
+    }
     decoding = {"rates": {"ours": 9.0}, "ratios": {"MarianMT": ratio(6.0)}}
     save(folder, "gpu", {"training": {"base": row}, "decoding": decoding, "limit": 7e14})
     page = speed_page.gpu()

@@ -59,17 +59,24 @@ def draws():
     np.random.seed(3)
     random.seed(3)
     return [
-        torch.rand(()).item(), torch.rand((), generator=generator).item(), np.random.rand(),
-        np.random.default_rng(3).random(), np.random.default_rng((3, 1)).random(),
-        np.random.RandomState(3).rand(), random.random(), random.Random(3).random(),
-    ]  # fmt: skip
+        torch.rand(()).item(),
+        torch.rand((), generator=generator).item(),
+        np.random.rand(),
+        np.random.default_rng(3).random(),
+        np.random.default_rng((3, 1)).random(),
+        np.random.RandomState(3).rand(),
+        random.random(),
+        random.Random(3).random(),
+    ]
 
 
 def test_every_generator_is_shifted(monkeypatch):
     for owner, names in (
-        (torch, ("Generator", "manual_seed")), (torch.random, ("manual_seed",)),
-        (np.random, ("seed", "default_rng", "RandomState")), (random, ("seed", "Random")),
-    ):  # fmt: skip
+        (torch, ("Generator", "manual_seed")),
+        (torch.random, ("manual_seed",)),
+        (np.random, ("seed", "default_rng", "RandomState")),
+        (random, ("seed", "Random")),
+    ):
         for name in names:
             monkeypatch.setattr(owner, name, getattr(owner, name))  # put back afterwards
     before = draws()

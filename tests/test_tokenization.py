@@ -19,10 +19,16 @@ from src.data.tokenization import (
 )
 
 SENTENCES = [
-    "L'eau n'est pas chaude aujourd'hui.", "Est-ce que tu viens ?", "The water isn't warm today.",
-    "Qu'y a-t-il ?", "Where is the water?", "¿Dónde está el agua?", "Das Wasser ist heiß.",
+    "L'eau n'est pas chaude aujourd'hui.",
+    "Est-ce que tu viens ?",
+    "The water isn't warm today.",
+    "Qu'y a-t-il ?",
+    "Where is the water?",
+    "¿Dónde está el agua?",
+    "Das Wasser ist heiß.",
 ] * 3
 KINDS = [WordTokenizer, SubwordTokenizer]
+
 
 @pytest.mark.parametrize(
     ("text", "normal"),
@@ -103,7 +109,10 @@ def test_subword_training_is_the_same_in_every_process():
     )
     run = subprocess.run(
         [sys.executable, "-c", program, json.dumps(SENTENCES)],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert json.loads(run.stdout) == SUBWORDS.tokens(range(len(SUBWORDS)))
 
@@ -144,7 +153,11 @@ def test_file_round_trip(kind, tmp_path):
 @pytest.mark.parametrize(
     "content",
     [
-        "", "[]", "{}", '{"tokenizer": "word"}', "\xff",
+        "",
+        "[]",
+        "{}",
+        '{"tokenizer": "word"}',
+        "\xff",
         '{"tokenizer": "subword", "state": {}}',
         '{"tokenizer": "subword", "state": 5}',
         '{"tokenizer": "word", "state": 5}',

@@ -33,10 +33,37 @@ pytestmark = pytest.mark.slow
 ADJECTIVES = "red green blue old new big small".split()
 NOUNS = "cat dog house tree car bird man".split()
 VERBS = "sees likes has finds".split()
-SMALL = ["--preset", "tiny", "--d-model", "24", "--num-heads", "2", "--d-ff", "32",
-         "--tokenizer", "word", "--vocab-size", "60", "--batch-size", "32", "--lr", "0.006",
-         "--warmup", "30", "--dropout", "0", "--valid-share", "0.1", "--test-share", "0.1",
-         "--bleu-sentences", "8", "--device", "cpu", "--no-tensorboard"]  # fmt: skip
+SMALL = [
+    "--preset",
+    "tiny",
+    "--d-model",
+    "24",
+    "--num-heads",
+    "2",
+    "--d-ff",
+    "32",
+    "--tokenizer",
+    "word",
+    "--vocab-size",
+    "60",
+    "--batch-size",
+    "32",
+    "--lr",
+    "0.006",
+    "--warmup",
+    "30",
+    "--dropout",
+    "0",
+    "--valid-share",
+    "0.1",
+    "--test-share",
+    "0.1",
+    "--bleu-sentences",
+    "8",
+    "--device",
+    "cpu",
+    "--no-tensorboard",
+]
 
 
 @pytest.fixture(scope="session")
@@ -80,12 +107,26 @@ def trained(corpus, tmp_path_factory):
     """A run of 150 updates by the real command, and what it printed."""
     run = tmp_path_factory.mktemp("runs") / "trained"
     arguments = [a for a in SMALL if a != "--no-tensorboard"]
-    arguments += ["--tsv", corpus, "--out", run, "--steps", 150, "--eval-every", 50, "--log-every", 5]
+    arguments += [
+        "--tsv",
+        corpus,
+        "--out",
+        run,
+        "--steps",
+        150,
+        "--eval-every",
+        50,
+        "--log-every",
+        5,
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "RANK"}
     result = subprocess.run(
-        [sys.executable, "-m", "src.train", *map(str, arguments)], env=environment,
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-m", "src.train", *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert result.returncode == 0, result.stderr
     return run, result.stdout
 
@@ -108,8 +149,16 @@ def test_a_run_learns_and_says_so(trained):
 
 def test_the_folder_of_a_run(trained):
     run, _ = trained
-    names = {"best.safetensors", "config.json", "last.safetensors", "model.json", "source.json",
-             "target.json", "tensorboard", "test.json"}
+    names = {
+        "best.safetensors",
+        "config.json",
+        "last.safetensors",
+        "model.json",
+        "source.json",
+        "target.json",
+        "tensorboard",
+        "test.json",
+    }
     assert {path.name for path in run.iterdir()} == names
     kept = json.loads((run / "config.json").read_text())
     assert kept["d_model"] == 24 and kept["lr"] == 0.006 and kept["betas"] == [0.9, 0.98]
@@ -127,8 +176,9 @@ def test_the_configuration_of_the_model_is_a_file_of_its_own(trained):
 def test_the_vocabularies_come_from_the_training_side_alone(tmp_path):
     corpus, run = tmp_path / "toy.tsv", tmp_path / "run"
     corpus.write_text("".join(f"dog s{i}\tgod t{i}\n" for i in range(60)))
-    assert call(train, "--tsv", corpus, "--out", run, *SMALL, "--vocab-size", 500,
-                "--steps", 1) == 0
+    assert (
+        call(train, "--tsv", corpus, "--out", run, *SMALL, "--vocab-size", 500, "--steps", 1) == 0
+    )
     splits = train.read_corpus(json.loads((run / "config.json").read_text()))
     assert min(map(len, (splits.valid, splits.test))) >= 2
     for side, name in enumerate(("source", "target")):
@@ -188,8 +238,24 @@ def test_ctrl_c_saves_and_the_rest_is_exact(corpus, tmp_path):
 
 
 def test_early_stop_on_request(corpus, tmp_path, capsys):
-    status = call(train, "--tsv", corpus, "--out", tmp_path / "run", *SMALL, "--epochs", 9,
-                  "--lr", "1e-12", "--patience", 2, "--eval-every", 3, "--best-by", "score")
+    status = call(
+        train,
+        "--tsv",
+        corpus,
+        "--out",
+        tmp_path / "run",
+        *SMALL,
+        "--epochs",
+        9,
+        "--lr",
+        "1e-12",
+        "--patience",
+        2,
+        "--eval-every",
+        3,
+        "--best-by",
+        "score",
+    )
     assert status == 0
     evaluations = read_header(tmp_path / "run" / "last.safetensors")["state"]["evaluations"]
     assert len(evaluations) == 3 and "update 9," in capsys.readouterr().out
@@ -201,18 +267,36 @@ def test_settings_from_a_file_are_overridden_by_flags(corpus, tmp_path):
         f'tsv = "{corpus.as_posix()}"\nout = "{(tmp_path / "run").as_posix()}"\nseed = 5\ntensorboard = false\n'
         '[model]\npreset = "tiny"\nd_model = 12\nnum-heads = 2\nnorm_first = true\n'
         '[training]\nsteps = 3\nlr = 1\nbetas = [0.5, 0.6]\n[data]\ntokenizer = "word"\n'
-        'vocab_size = 60\nbatch_size = 16\n'
+        "vocab_size = 60\nbatch_size = 16\n"
     )
     assert call(train, "--config", toml, "--seed", 7, "--device", "cpu", "--clip", "none") == 0
     kept = json.loads((tmp_path / "run" / "config.json").read_text())
-    expected = {"seed": 7, "d_model": 12, "norm_first": True, "lr": 1.0, "betas": [0.5, 0.6],
-                "batch_size": 16, "max_tokens": None, "clip": None, "label_smoothing": 0.1}
+    expected = {
+        "seed": 7,
+        "d_model": 12,
+        "norm_first": True,
+        "lr": 1.0,
+        "betas": [0.5, 0.6],
+        "batch_size": 16,
+        "max_tokens": None,
+        "clip": None,
+        "label_smoothing": 0.1,
+    }
     assert {name: kept[name] for name in expected} == expected
     header = read_header(tmp_path / "run" / "last.safetensors")
     assert header["config"]["norm_first"] and header["state"]["training"]["seed"] == 7
     again = tmp_path / "again.json"
-    again.write_text(json.dumps({"out": str(tmp_path / "run"), "resume": True, "steps": 4,
-                                 "clip": None, "patience": None}))
+    again.write_text(
+        json.dumps(
+            {
+                "out": str(tmp_path / "run"),
+                "resume": True,
+                "steps": 4,
+                "clip": None,
+                "patience": None,
+            }
+        )
+    )
     assert call(train, "--config", again, "--no-tensorboard") == 0
     assert losses(tmp_path / "run")[-1][0] == 4
 
@@ -221,9 +305,21 @@ def test_moses_and_subwords(corpus, tmp_path):
     pairs = [line.split("\t") for line in corpus.read_text().splitlines()]
     for side, name in enumerate(("toy.en", "toy.xx")):
         (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in pairs))
-    status = call(train, "--moses", tmp_path / "toy.en", tmp_path / "toy.xx",
-                  "--out", tmp_path / "run", *SMALL, "--tokenizer", "subword",
-                  "--vocab-size", 300, "--steps", 2)
+    status = call(
+        train,
+        "--moses",
+        tmp_path / "toy.en",
+        tmp_path / "toy.xx",
+        "--out",
+        tmp_path / "run",
+        *SMALL,
+        "--tokenizer",
+        "subword",
+        "--vocab-size",
+        300,
+        "--steps",
+        2,
+    )
     assert status == 0
     tokenizer = Tokenizer.from_file(tmp_path / "run" / "source.json")
     assert tokenizer.decode(tokenizer.encode("Big Cat?")) == "Big Cat?"
@@ -269,8 +365,9 @@ def refused(capsys, message, *arguments):
 def test_bad_corpora_are_refused_in_a_sentence(tmp_path, capsys):
     out = ["--out", tmp_path / "run", *SMALL, "--steps", 1]
     bad = tmp_path / "bad.tsv"
-    refused(capsys, "absent.tsv: cannot be read, No such file", "--tsv", tmp_path / "absent.tsv",
-            *out)
+    refused(
+        capsys, "absent.tsv: cannot be read, No such file", "--tsv", tmp_path / "absent.tsv", *out
+    )
     bad.write_text("one\tuno\n\ttwo\n")
     refused(capsys, "bad.tsv, line 2: the sentence is empty", "--tsv", bad, *out)
     bad.write_bytes(b"one\tuno\ntwo\td\xf3s\n")
@@ -291,56 +388,113 @@ def test_bad_flags_are_refused_in_a_sentence(corpus, tmp_path, capsys):
     refused(capsys, "argument --steps: invalid int value: 'many'", *base, "--steps", "many")
     refused(capsys, "--steps, --epochs or --seconds must be given", *base)
     refused(capsys, ": --steps must be at least 1, got 0", *base, "--steps", 0)
-    refused(capsys, "--num-heads must be a divisor of d_model 24, but is 5", *base, "--steps", 1,
-            "--num-heads", 5)
+    refused(
+        capsys,
+        "--num-heads must be a divisor of d_model 24, but is 5",
+        *base,
+        "--steps",
+        1,
+        "--num-heads",
+        5,
+    )
     refused(capsys, "argument --preset: invalid choice: 'huge'", *base, "--preset", "huge")
     refused(capsys, "one corpus must be given", "--out", tmp_path / "run", "--steps", 1)
     refused(capsys, "one corpus must be given", *base, "--moses", "a", "b", "--steps", 1)
     refused(capsys, "--out must say where to keep the run", "--tsv", corpus, "--steps", 1)
-    refused(capsys, "--device must be usable here, but abacus is not", *base, "--steps", 1,
-            "--device", "abacus")
-    refused(capsys, "no training pair fits into max_len and max_tokens", *base, "--steps", 1,
-            "--max-len", 1)
+    refused(
+        capsys,
+        "--device must be usable here, but abacus is not",
+        *base,
+        "--steps",
+        1,
+        "--device",
+        "abacus",
+    )
+    refused(
+        capsys,
+        "no training pair fits into max_len and max_tokens",
+        *base,
+        "--steps",
+        1,
+        "--max-len",
+        1,
+    )
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("message", "flags"), [
-    ("--beam-size must be at least 1, got 0", ["--beam-size", 0]),
-    ("--bleu-sentences must be at least 0, got -1", ["--bleu-sentences", -1]),
-    ("--seed must be in 0 … 2**63 - 1, got -1", ["--seed", -1]),
-    ("--seed must be in 0 … 2**63 - 1, got 9223372036854775808", ["--seed", 2**63]),
-    ("--vocab-size must be above 4, but is 3", ["--vocab-size", 3]),
-    ("--vocab-size must be at least 260, but is 259",
-     ["--tokenizer", "subword", "--vocab-size", 259]),
-    ("--max-words goes with --tatoeba", ["--max-words", 5]),
-    ("--batch-size must be at least 1, got 0", ["--batch-size", 0]),
-    ("--max-tokens must be at least 1, got 0", ["--max-tokens", 0]),
-    ("--valid-share and --test-share must be at least 0 and sum to less than 1, got 0.5 and 0.5",
-     ["--valid-share", 0.5, "--test-share", 0.5]),
-    ("--valid-share and --test-share must be at least 0", ["--valid-share", "nan"]),
-    ("--weight-decay must be 0 with --optimizer adam", ["--weight-decay", 0.1]),
-    ("--precision must not be float16 with --sharding fsdp",
-     ["--precision", "float16", "--sharding", "fsdp"]),
-    ("--dropout must be at least 0 and below 1, but is 1.0", ["--dropout", 1]),
-    ("--label-smoothing must be in [0, 1), got 1.0", ["--label-smoothing", 1]),
-    ("--tie-embeddings must be other than all: source and target each get a vocabulary",
-     ["--tie-embeddings", "all"]),
-    ("absent.tsv: cannot be read", ["--tsv", "absent.tsv"]),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("message", "flags"),
+    [
+        ("--beam-size must be at least 1, got 0", ["--beam-size", 0]),
+        ("--bleu-sentences must be at least 0, got -1", ["--bleu-sentences", -1]),
+        ("--seed must be in 0 … 2**63 - 1, got -1", ["--seed", -1]),
+        ("--seed must be in 0 … 2**63 - 1, got 9223372036854775808", ["--seed", 2**63]),
+        ("--vocab-size must be above 4, but is 3", ["--vocab-size", 3]),
+        (
+            "--vocab-size must be at least 260, but is 259",
+            ["--tokenizer", "subword", "--vocab-size", 259],
+        ),
+        ("--max-words goes with --tatoeba", ["--max-words", 5]),
+        ("--batch-size must be at least 1, got 0", ["--batch-size", 0]),
+        ("--max-tokens must be at least 1, got 0", ["--max-tokens", 0]),
+        (
+            "--valid-share and --test-share must be at least 0 and sum to less than 1, got 0.5 and 0.5",
+            ["--valid-share", 0.5, "--test-share", 0.5],
+        ),
+        ("--valid-share and --test-share must be at least 0", ["--valid-share", "nan"]),
+        ("--weight-decay must be 0 with --optimizer adam", ["--weight-decay", 0.1]),
+        (
+            "--precision must not be float16 with --sharding fsdp",
+            ["--precision", "float16", "--sharding", "fsdp"],
+        ),
+        ("--dropout must be at least 0 and below 1, but is 1.0", ["--dropout", 1]),
+        ("--label-smoothing must be in [0, 1), got 1.0", ["--label-smoothing", 1]),
+        (
+            "--tie-embeddings must be other than all: source and target each get a vocabulary",
+            ["--tie-embeddings", "all"],
+        ),
+        ("absent.tsv: cannot be read", ["--tsv", "absent.tsv"]),
+    ],
+    ids=str,
+)
 def test_each_number_is_checked_before_the_corpus_is_read(tmp_path, capsys, message, flags):
     # There is no such corpus: whatever comes before it in the message was checked before it.
-    refused(capsys, message, "--tsv", "absent.tsv", "--out", tmp_path / "new" / "run", *SMALL,
-            "--steps", 1, *flags)
+    refused(
+        capsys,
+        message,
+        "--tsv",
+        "absent.tsv",
+        "--out",
+        tmp_path / "new" / "run",
+        *SMALL,
+        "--steps",
+        1,
+        *flags,
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_does_not_fit_the_corpus_leaves_nothing_behind(corpus, tmp_path, capsys):
     out = tmp_path / "new" / "run"
     base = ["--tsv", corpus, "--out", out, *SMALL, "--steps", 1]
-    refused(capsys, "--patience needs a validation set, but it is empty: raise --valid-share",
-            *base, "--valid-share", 0, "--patience", 2)
-    refused(capsys, "--best-by score needs a validation set", *base, "--valid-share", 0,
-            "--best-by", "score")
+    refused(
+        capsys,
+        "--patience needs a validation set, but it is empty: raise --valid-share",
+        *base,
+        "--valid-share",
+        0,
+        "--patience",
+        2,
+    )
+    refused(
+        capsys,
+        "--best-by score needs a validation set",
+        *base,
+        "--valid-share",
+        0,
+        "--best-by",
+        "score",
+    )
     # These are noticed with the tokenizers, that is, after those have been written.
     refused(capsys, "no training pair fits", *base, "--max-len", 1)
     assert list(tmp_path.iterdir()) == []
@@ -384,10 +538,28 @@ def test_another_run_is_neither_overwritten_nor_resumed(trained, corpus, tmp_pat
     run, _ = trained
     before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
     capsys.readouterr()
-    refused(capsys, "holds a run: add --resume, or choose another --out", "--tsv", corpus,
-            "--out", run, *SMALL, "--steps", 1)
-    refused(capsys, "another configuration: d_ff = 32 there and 64 here; lr = 0.006 there and 0.5",
-            "--out", run, "--resume", "--d-ff", 64, "--lr", 0.5)
+    refused(
+        capsys,
+        "holds a run: add --resume, or choose another --out",
+        "--tsv",
+        corpus,
+        "--out",
+        run,
+        *SMALL,
+        "--steps",
+        1,
+    )
+    refused(
+        capsys,
+        "another configuration: d_ff = 32 there and 64 here; lr = 0.006 there and 0.5",
+        "--out",
+        run,
+        "--resume",
+        "--d-ff",
+        64,
+        "--lr",
+        0.5,
+    )
     other = tmp_path / "other.tsv"
     other.write_text("".join(corpus.read_text().splitlines(keepends=True)[:-1]))
     config = json.loads((run / "config.json").read_text())
@@ -435,8 +607,18 @@ def test_a_corpus_too_small_to_be_split_says_so(tmp_path, capsys):
 
 def test_a_missing_tensorboard_leaves_nothing_behind(corpus, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(train, "find_spec", lambda name: None)
-    refused(capsys, "--tensorboard must be installed, or switched off by --no-tensorboard",
-            "--tsv", corpus, "--out", tmp_path / "run", *SMALL, "--steps", 1, "--tensorboard")
+    refused(
+        capsys,
+        "--tensorboard must be installed, or switched off by --no-tensorboard",
+        "--tsv",
+        corpus,
+        "--out",
+        tmp_path / "run",
+        *SMALL,
+        "--steps",
+        1,
+        "--tensorboard",
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -463,8 +645,17 @@ def test_a_closed_terminal_stops_a_run_unless_it_is_ignored():
 def test_a_second_run_in_the_same_folder_is_refused(corpus, tmp_path, capsys):
     run = tmp_path / "new" / "run"
     with train.alone(run):
-        refused(capsys, f"another run is at work in {run}", "--tsv", corpus, "--out", run, *SMALL,
-                "--steps", 1)
+        refused(
+            capsys,
+            f"another run is at work in {run}",
+            "--tsv",
+            corpus,
+            "--out",
+            run,
+            *SMALL,
+            "--steps",
+            1,
+        )
         assert list(run.iterdir()) == []
     assert list(tmp_path.iterdir()) == []
     torn = run / "last.safetensors.0a.partial"
@@ -492,8 +683,20 @@ def test_a_full_disk_ends_the_run_and_damages_nothing(corpus, tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="resource limits are POSIX")
 def test_a_full_disk_behind_tensorboard_ends_the_run_in_a_sentence(corpus, tmp_path):
     run = tmp_path / "run"
-    arguments = ["--tsv", corpus, "--out", run, *SMALL, "--tensorboard", "--log-every", 1,
-                 "--eval-every", 300, "--steps", 300]
+    arguments = [
+        "--tsv",
+        corpus,
+        "--out",
+        run,
+        *SMALL,
+        "--tensorboard",
+        "--log-every",
+        1,
+        "--eval-every",
+        300,
+        "--steps",
+        300,
+    ]
     process, out, err = fork(tmp_path, *arguments, limit=5_000)
     assert processes.finished(process) == [2]
     assert err.read_text() == f"src.train: {run / 'tensorboard'}: File too large\n"
@@ -522,8 +725,17 @@ def test_the_other_processes_say_so_in_a_sentence_when_the_writer_fails(
     """As in process 1 of two; `test_distributed.py` has them for real."""
     monkeypatch.setattr(distributed, "is_writer", lambda: False)
     monkeypatch.setattr(distributed, "any_rank", lambda flag: True)
-    refused(capsys, "process 0 failed while it wrote for all", "--tsv", corpus,
-            "--out", tmp_path / "run", *SMALL, "--steps", 1)
+    refused(
+        capsys,
+        "process 0 failed while it wrote for all",
+        "--tsv",
+        corpus,
+        "--out",
+        tmp_path / "run",
+        *SMALL,
+        "--steps",
+        1,
+    )
 
 
 # ---------------------------------------------------------------- translating
@@ -545,8 +757,20 @@ def test_translates_standard_input_in_order(trained, tmp_path, capfd, monkeypatc
 def test_translates_well_what_it_has_not_seen(trained, corpus, tmp_path, capsys):
     run, _ = trained
     (tmp_path / "in").write_text("blue man likes small tree\nold bird\n")
-    assert call(translate, "--run", run, "--input", tmp_path / "in", "--device", "cpu",
-                "--output", tmp_path / "out") == 0
+    assert (
+        call(
+            translate,
+            "--run",
+            run,
+            "--input",
+            tmp_path / "in",
+            "--device",
+            "cpu",
+            "--output",
+            tmp_path / "out",
+        )
+        == 0
+    )
     found = (tmp_path / "out").read_text().split()
     wanted = "eulb nam sekil llams eert dlo drib".split()
     assert len(set(wanted) & set(found)) >= 6
@@ -555,8 +779,18 @@ def test_translates_well_what_it_has_not_seen(trained, corpus, tmp_path, capsys)
 def test_nbest_with_scores_and_alignments(trained, tmp_path):
     run, _ = trained
     (tmp_path / "in").write_text("big dog\n\nsmall tree has big house\n")
-    options = ["--run", run, "--input", tmp_path / "in", "--output", tmp_path / "out",
-               "--device", "cpu", "--beam-size", 3]
+    options = [
+        "--run",
+        run,
+        "--input",
+        tmp_path / "in",
+        "--output",
+        tmp_path / "out",
+        "--device",
+        "cpu",
+        "--beam-size",
+        3,
+    ]
     assert call(translate, *options, "--nbest", 3, "--align", "--buffer", 2) == 0
     rows = [line.split(" ||| ") for line in (tmp_path / "out").read_text().splitlines()]
     assert [row[0] for row in rows] == ["0"] * 3 + ["1"] * 3 + ["2"] * 3
@@ -585,19 +819,29 @@ def test_bad_input_to_translation(trained, tmp_path, capsys):
     out.write_text("kept")
     base = ["--run", run, "--output", out, "--device", "cpu"]
     bad = tmp_path / "bad"
-    refuses_to_translate(capsys, "absent: No such file or directory", *base, "--input",
-                         tmp_path / "absent")
+    refuses_to_translate(
+        capsys, "absent: No such file or directory", *base, "--input", tmp_path / "absent"
+    )
     bad.write_bytes(b"old dog\nd\xf3g\n")
-    refuses_to_translate(capsys, "bad, line 2: not UTF-8, invalid continuation byte at byte 1",
-                         *base, "--input", bad)
+    refuses_to_translate(
+        capsys, "bad, line 2: not UTF-8, invalid continuation byte at byte 1", *base, "--input", bad
+    )
     bad.write_text("old dog\n")
     base += ["--input", bad]
-    refuses_to_translate(capsys, "--nbest must be at most --beam-size = 4, got 9", *base,
-                         "--nbest", 9, "--beam-size", 4)
+    refuses_to_translate(
+        capsys,
+        "--nbest must be at most --beam-size = 4, got 9",
+        *base,
+        "--nbest",
+        9,
+        "--beam-size",
+        4,
+    )
     for flag in ("--beam-size", "--nbest", "--max-len", "--batch-size", "--max-tokens", "--buffer"):
         refuses_to_translate(capsys, f"{flag} must be at least 1, got 0", *base, flag, 0)
-    refuses_to_translate(capsys, "--length-penalty must be in [0, 10], got -1.0",
-                         *base, "--length-penalty=-1")
+    refuses_to_translate(
+        capsys, "--length-penalty must be in [0, 10], got -1.0", *base, "--length-penalty=-1"
+    )
     refuses_to_translate(capsys, "unrecognized arguments: --fast", *base, "--fast")
     refuses_to_translate(capsys, "--run must say where the trained model is", "--input", bad)
     refuses_to_translate(capsys, "source.json: No such file", "--run", tmp_path)
@@ -606,13 +850,21 @@ def test_bad_input_to_translation(trained, tmp_path, capsys):
     other = tmp_path / "other.safetensors"
     model = Transformer(TransformerConfig.tiny(9, 8, d_model=12))
     save_checkpoint(other, model, config=model.config.to_dict())
-    refuses_to_translate(capsys, "belongs to another run: its vocabularies have 9 and 8 tokens",
-                         *base, "--checkpoint", other)
-    save_file({"a": torch.zeros(1)}, other, {
-        "checkpoint": json.dumps({"format": 1, "config": {}, "state": {}, "aliases": {}})
-    })  # fmt: skip
-    refuses_to_translate(capsys, "other.safetensors holds no translator", *base,
-                         "--checkpoint", other)
+    refuses_to_translate(
+        capsys,
+        "belongs to another run: its vocabularies have 9 and 8 tokens",
+        *base,
+        "--checkpoint",
+        other,
+    )
+    save_file(
+        {"a": torch.zeros(1)},
+        other,
+        {"checkpoint": json.dumps({"format": 1, "config": {}, "state": {}, "aliases": {}})},
+    )
+    refuses_to_translate(
+        capsys, "other.safetensors holds no translator", *base, "--checkpoint", other
+    )
     assert out.read_text() == "kept"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "other.safetensors", "out"]
 
@@ -652,10 +904,19 @@ def test_a_line_that_is_too_long_is_named_before_its_buffer(
     with open(file) as stream:
         monkeypatch.setattr(sys, "stdin", stream)
         refuses_to_translate(
-            capsys, f"{file if named else 'standard input'}, line 6: 301 tokens, "
-            "but the model takes at most 128", "--run", run, "--device", "cpu", "--buffer", 4,
-            "--output", tmp_path / "out", *(["--input", file] if named else []),
-        )  # fmt: skip
+            capsys,
+            f"{file if named else 'standard input'}, line 6: 301 tokens, "
+            "but the model takes at most 128",
+            "--run",
+            run,
+            "--device",
+            "cpu",
+            "--buffer",
+            4,
+            "--output",
+            tmp_path / "out",
+            *(["--input", file] if named else []),
+        )
     assert seen == ["old dog"] * 4  # the first buffer, and nothing of the second
     assert not (tmp_path / "out").exists()
 
@@ -670,8 +931,23 @@ def test_alignments_are_of_words_where_tokens_are_pieces(tmp_path):
     config = TransformerConfig.tiny(260, 260, d_model=12, num_heads=2)
     save_checkpoint(run / "best.safetensors", Transformer(config), config=config.to_dict())
     (tmp_path / "in").write_text("small trees « have » houses\n")
-    assert call(translate, "--run", run, "--input", tmp_path / "in", "--output", tmp_path / "out",
-                "--device", "cpu", "--nbest", 3, "--align") == 0
+    assert (
+        call(
+            translate,
+            "--run",
+            run,
+            "--input",
+            tmp_path / "in",
+            "--output",
+            tmp_path / "out",
+            "--device",
+            "cpu",
+            "--nbest",
+            3,
+            "--align",
+        )
+        == 0
+    )
     for line in (tmp_path / "out").read_text().split("\n")[:3]:
         _, text, _, alignment = line.split(" ||| ")
         pairs = [tuple(map(int, pair.split("-"))) for pair in alignment.split()]
@@ -686,8 +962,18 @@ def test_full_disk_behind_an_output_file(trained, tmp_path, capsys, monkeypatch)
     (tmp_path / "in").write_text("old dog\n")
     out = tmp_path / "out"
     out.symlink_to("/dev/full")
-    refuses_to_translate(capsys, f"src.translate: {out}: No space left on device", "--run", run,
-                         "--input", tmp_path / "in", "--output", out, "--device", "cpu")
+    refuses_to_translate(
+        capsys,
+        f"src.translate: {out}: No space left on device",
+        "--run",
+        run,
+        "--input",
+        tmp_path / "in",
+        "--output",
+        out,
+        "--device",
+        "cpu",
+    )
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["in", "out"]
     assert os.readlink(out) == "/dev/full"
 
@@ -710,17 +996,35 @@ def test_links_and_devices_stay_what_they_are(tmp_path):
     os.close(reader)
 
 
-@pytest.mark.parametrize(("flags", "written"), [
-    ([], ["a ||| b |||", ""]), (["--scores"], ["a || b || ||| -1.0000", " ||| 0.0000"]),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "written"),
+    [
+        ([], ["a ||| b |||", ""]),
+        (["--scores"], ["a || b || ||| -1.0000", " ||| 0.0000"]),
+    ],
+    ids=str,
+)
 def test_every_translation_stays_in_its_line_and_field(
     trained, tmp_path, monkeypatch, flags, written
 ):
     found = [[Translation("a ||| b\r\n\u2028 |||\n", [4], -1.0)], [Translation("\n", [], 0.0)]]
     monkeypatch.setattr(translate, "translate_nbest", lambda *args, **kwargs: found)
     (tmp_path / "in").write_text("old dog\nred cat\n")
-    assert call(translate, "--run", trained[0], "--input", tmp_path / "in", "--device", "cpu",
-                "--output", tmp_path / "out", *flags) == 0
+    assert (
+        call(
+            translate,
+            "--run",
+            trained[0],
+            "--input",
+            tmp_path / "in",
+            "--device",
+            "cpu",
+            "--output",
+            tmp_path / "out",
+            *flags,
+        )
+        == 0
+    )
     assert (tmp_path / "out").read_text() == "".join(line + "\n" for line in written)
 
 
@@ -738,11 +1042,23 @@ def test_the_callers_standard_output_outlives_an_error(tmp_path, capfd, monkeypa
 
 def test_what_was_translated_comes_before_the_message(trained, tmp_path):
     (tmp_path / "in").write_bytes(b"old dog\nd\xf3g\n")
-    command_line = [sys.executable, "-m", "src.translate", "--run", str(trained[0]),
-                    "--device", "cpu", "--buffer", "1", "--input", str(tmp_path / "in")]
+    command_line = [
+        sys.executable,
+        "-m",
+        "src.translate",
+        "--run",
+        str(trained[0]),
+        "--device",
+        "cpu",
+        "--buffer",
+        "1",
+        "--input",
+        str(tmp_path / "in"),
+    ]
     buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
-    result = subprocess.run(command_line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                            timeout=120, env=buffered)
+    result = subprocess.run(
+        command_line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, env=buffered
+    )
     first, second = result.stdout.decode().splitlines()
     assert first and second.startswith(f"src.translate: {tmp_path / 'in'}, line 2: not UTF-8")
     assert result.returncode == 2
@@ -752,10 +1068,18 @@ def test_what_was_translated_comes_before_the_message(trained, tmp_path):
 def test_a_reader_who_has_seen_enough_ends_it_quietly(trained):
     end, write = os.pipe()
     os.close(end)
-    command_line = [sys.executable, "-m", "src.translate", "--run", str(trained[0]),
-                    "--device", "cpu"]
-    result = subprocess.run(command_line, input=b"old dog\n", stdout=write,
-                            stderr=subprocess.PIPE, timeout=120)
+    command_line = [
+        sys.executable,
+        "-m",
+        "src.translate",
+        "--run",
+        str(trained[0]),
+        "--device",
+        "cpu",
+    ]
+    result = subprocess.run(
+        command_line, input=b"old dog\n", stdout=write, stderr=subprocess.PIPE, timeout=120
+    )
     os.close(write)
     assert (result.returncode, result.stderr) == (0, b"")
 
@@ -780,7 +1104,11 @@ def test_full_disk_behind_standard_output(trained):
     with open("/dev/full", "w") as full:
         result = subprocess.run(
             [sys.executable, "-m", "src.translate", "--run", str(run), "--device", "cpu"],
-            input="old dog\n", stdout=full, stderr=subprocess.PIPE, text=True, timeout=120,
+            input="old dog\n",
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
         )
     message = "src.translate: standard output: No space left on device\n"
     assert (result.returncode, result.stderr) == (2, message)

@@ -78,8 +78,15 @@ def test_calls_are_found_in_a_line_of_shell():
 def test_the_page_shows_what_it_is_to_show():
     given = {name: {w for n, a in CALLS if n == name for w in a} for name in PROGRAMS}
     assert given["src.train"] >= {
-        "--tatoeba", "--tsv", "--moses", "--config", "--resume", "--patience", "--sharding", "fsdp",
-    }  # fmt: skip
+        "--tatoeba",
+        "--tsv",
+        "--moses",
+        "--config",
+        "--resume",
+        "--patience",
+        "--sharding",
+        "fsdp",
+    }
     assert given["src.translate"] >= {"--input", "--output", "--nbest", "--scores", "--align"}
     assert any("torchrun" in line for line in lines())
     assert any(line.startswith("tensorboard ") for line in lines())

@@ -79,8 +79,9 @@ def test_more_padding_changes_neither_loss_nor_count(extra, seed):
     more = torch.randn(2, extra, 5, generator=generator, dtype=torch.float64)
     padding = torch.zeros(2, extra, dtype=torch.int64)
     total, count = token_loss(logits, targets, 0, 0.1)
-    wide, wide_count = token_loss(torch.cat([logits, more], 1), torch.cat([targets, padding], 1),
-                                  0, 0.1)
+    wide, wide_count = token_loss(
+        torch.cat([logits, more], 1), torch.cat([targets, padding], 1), 0, 0.1
+    )
     assert wide_count == count == 6
     torch.testing.assert_close(wide, total, rtol=1e-12, atol=0)
 
@@ -171,8 +172,9 @@ def test_adam_is_the_papers_and_fused():
 def test_adamw_decays_matrices_only():
     layer = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
     optimizer = make_optimizer(layer, "adamw", weight_decay=0.5)
-    decays = {tuple(p.shape): g["weight_decay"] for g in optimizer.param_groups
-              for p in g["params"]}
+    decays = {
+        tuple(p.shape): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]
+    }
     assert decays == {(2, 3): 0.5, (2,): 0.0}
 
 
@@ -188,27 +190,30 @@ def test_make_optimizer_refuses_bad_arguments():
 # ---------------------------------------------------------------- configuration
 
 
-@pytest.mark.parametrize(("fields", "message"), [
-    ({"steps": None}, "steps, epochs or seconds must be given"),
-    ({"steps": 0}, "steps must be at least 1, got 0"),
-    ({"accumulate": 0}, "accumulate must be at least 1, got 0"),
-    ({"patience": -1}, "patience must be at least 1, got -1"),
-    ({"lr": 0.0}, "lr must be above 0 and finite, got 0.0"),
-    ({"lr": math.nan}, "lr must be above 0 and finite, got nan"),
-    ({"clip": -1.0}, "clip must be above 0 and finite, got -1.0"),
-    ({"lr": math.inf}, "lr must be above 0 and finite, got inf"),
-    ({"seconds": math.inf}, "seconds must be above 0 and finite, got inf"),
-    ({"seed": -1}, r"seed must be in 0 … 2\*\*63 - 1, got -1"),
-    ({"betas": (0.9, 1.0)}, r"betas must be two numbers in \[0, 1\), got \(0.9, 1.0\)"),
-    ({"betas": (0.9,)}, r"betas must be two numbers in \[0, 1\), got \(0.9,\)"),
-    ({"weight_decay": -0.1}, "weight_decay must be at least 0 and finite, got -0.1"),
-    ({"weight_decay": math.inf}, "weight_decay must be at least 0 and finite, got inf"),
-    ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\), got 1.0"),
-    ({"precision": "int8"}, "precision must be one of .* got 'int8'"),
-    ({"optimizer": "sgd"}, "optimizer must be one of .* got 'sgd'"),
-    ({"schedule": "cosine"}, "schedule must be one of .* got 'cosine'"),
-    ({"best_by": "luck"}, "best_by must be one of .* got 'luck'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"steps": None}, "steps, epochs or seconds must be given"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"accumulate": 0}, "accumulate must be at least 1, got 0"),
+        ({"patience": -1}, "patience must be at least 1, got -1"),
+        ({"lr": 0.0}, "lr must be above 0 and finite, got 0.0"),
+        ({"lr": math.nan}, "lr must be above 0 and finite, got nan"),
+        ({"clip": -1.0}, "clip must be above 0 and finite, got -1.0"),
+        ({"lr": math.inf}, "lr must be above 0 and finite, got inf"),
+        ({"seconds": math.inf}, "seconds must be above 0 and finite, got inf"),
+        ({"seed": -1}, r"seed must be in 0 … 2\*\*63 - 1, got -1"),
+        ({"betas": (0.9, 1.0)}, r"betas must be two numbers in \[0, 1\), got \(0.9, 1.0\)"),
+        ({"betas": (0.9,)}, r"betas must be two numbers in \[0, 1\), got \(0.9,\)"),
+        ({"weight_decay": -0.1}, "weight_decay must be at least 0 and finite, got -0.1"),
+        ({"weight_decay": math.inf}, "weight_decay must be at least 0 and finite, got inf"),
+        ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\), got 1.0"),
+        ({"precision": "int8"}, "precision must be one of .* got 'int8'"),
+        ({"optimizer": "sgd"}, "optimizer must be one of .* got 'sgd'"),
+        ({"schedule": "cosine"}, "schedule must be one of .* got 'cosine'"),
+        ({"best_by": "luck"}, "best_by must be one of .* got 'luck'"),
+    ],
+)
 def test_config_refuses_values_out_of_range(fields, message, unchecked):
     with pytest.raises(ValueError, match=message):
         config(**fields)
@@ -541,13 +546,26 @@ def test_the_best_loss_is_the_least(tmp_path, monkeypatch):
 def test_patience_stops_and_is_off_by_default():
     scores = iter([1.0, 3.0, 2.0, 2.5, 9.0, 9.5])
     batches = BucketedBatches(copy_examples(), batch_size=5)
-    run = trainer(tiny_model(), batches, steps=6, eval_every=1, patience=2, best_by="score",
-                  metric=lambda model: next(scores))
+    run = trainer(
+        tiny_model(),
+        batches,
+        steps=6,
+        eval_every=1,
+        patience=2,
+        best_by="score",
+        metric=lambda model: next(scores),
+    )
     run.fit()
     assert [e.score for e in run.evaluations] == [1.0, 3.0, 2.0, 2.5] and run.step == 4
     worse = iter(range(0, -9, -1))
-    run = trainer(tiny_model(), batches, steps=6, eval_every=1, best_by="score",
-                  metric=lambda model: next(worse))
+    run = trainer(
+        tiny_model(),
+        batches,
+        steps=6,
+        eval_every=1,
+        best_by="score",
+        metric=lambda model: next(worse),
+    )
     run.fit()
     assert run.step == 6
 
@@ -562,8 +580,15 @@ def test_best_weights_are_kept(tmp_path):
         return next(scores)
 
     batches = BucketedBatches(copy_examples(), batch_size=5)
-    trainer(tiny_model(), batches, steps=3, eval_every=1, best_by="score", metric=metric,
-            directory=tmp_path).fit()
+    trainer(
+        tiny_model(),
+        batches,
+        steps=3,
+        eval_every=1,
+        best_by="score",
+        metric=metric,
+        directory=tmp_path,
+    ).fit()
     best = load_file(tmp_path / "best.safetensors")
     last = load_file(tmp_path / "last.safetensors")
     name = "encoder.embeddings.tokens.weight"
@@ -574,11 +599,19 @@ def test_best_weights_are_kept(tmp_path):
 def test_callbacks_get_records_and_evaluations():
     events = []
     batches = BucketedBatches(copy_examples(), batch_size=5)
-    run = trainer(tiny_model(), batches, steps=2, eval_every=2, valid=batches,
-                  callbacks=[lambda trainer, event: events.append((trainer.step, event))])
+    run = trainer(
+        tiny_model(),
+        batches,
+        steps=2,
+        eval_every=2,
+        valid=batches,
+        callbacks=[lambda trainer, event: events.append((trainer.step, event))],
+    )
     run.fit()
     assert [(step, type(event)) for step, event in events] == [
-        (1, Record), (2, Record), (2, Evaluation)
+        (1, Record),
+        (2, Record),
+        (2, Evaluation),
     ]
 
 
@@ -700,9 +733,14 @@ def test_metric_sees_eval_mode_and_training_goes_on_in_train_mode():
     modes = []
     batches = BucketedBatches(copy_examples(), batch_size=5)
     model = tiny_model(dropout=0.1)
-    trainer(model, batches, steps=2, eval_every=1,
-            metric=lambda m: modes.append(m.training) or 0.0,
-            callbacks=[lambda t, e: modes.append(("callback", t.model.training))]).fit()
+    trainer(
+        model,
+        batches,
+        steps=2,
+        eval_every=1,
+        metric=lambda m: modes.append(m.training) or 0.0,
+        callbacks=[lambda t, e: modes.append(("callback", t.model.training))],
+    ).fit()
     assert modes == [("callback", True), False, ("callback", True)] * 2
 
 
@@ -721,8 +759,14 @@ def test_pick_device_is_usable():
 def test_trains_on_the_gpu_in_every_precision():
     for precision in ("float32", "bfloat16", "float16"):
         batches = BucketedBatches(copy_examples(), batch_size=5)
-        run = Trainer(tiny_model(), batches, config(precision=precision, steps=8), pad_id=PAD,
-                      valid=batches, progress=False)
+        run = Trainer(
+            tiny_model(),
+            batches,
+            config(precision=precision, steps=8),
+            pad_id=PAD,
+            valid=batches,
+            progress=False,
+        )
         history = run.fit()
         assert run.updater.device.type == "cuda"
         assert all(math.isfinite(r.loss) for r in history)

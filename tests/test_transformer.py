@@ -20,13 +20,20 @@ KINDS = [(p, n) for p in POSITIONS for n in (False, True)]
 
 def make(dtype=torch.float64, **fields):
     sizes = {
-        "d_model": D, "num_heads": H, "d_ff": 13, "num_encoder_layers": LAYERS,
-        "num_decoder_layers": LAYERS + 1, "dropout": 0.0, "max_len": 23,
+        "d_model": D,
+        "num_heads": H,
+        "d_ff": 13,
+        "num_encoder_layers": LAYERS,
+        "num_decoder_layers": LAYERS + 1,
+        "dropout": 0.0,
+        "max_len": 23,
     }
     torch.manual_seed(1)
-    model = Transformer(TransformerConfig.from_dict(
-        {"src_vocab_size": SRC_VOCAB, "tgt_vocab_size": TGT_VOCAB} | sizes | fields
-    ))
+    model = Transformer(
+        TransformerConfig.from_dict(
+            {"src_vocab_size": SRC_VOCAB, "tgt_vocab_size": TGT_VOCAB} | sizes | fields
+        )
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:  # zero biases and unit gains would hide much
@@ -98,14 +105,17 @@ class Twice(torch.nn.Module):
         return 2 * weight
 
 
-@pytest.mark.parametrize("change", [
-    lambda m: m.output.register_forward_hook(lambda layer, given, out: -out),
-    lambda m: m.output.register_forward_pre_hook(lambda layer, given: (-given[0],)),
-    lambda m: torch.nn.utils.parametrize.register_parametrization(m.output, "weight", Twice()),
-    lambda m: setattr(m.output, "forward", lambda x: x @ m.output.weight.neg().t()),
-    lambda m: setattr(m, "output", Negated(D, TGT_VOCAB, bias=False, dtype=torch.float64)),
-    lambda m: setattr(m, "output", torch.nn.Sequential(m.output, torch.nn.ReLU())),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.output.register_forward_hook(lambda layer, given, out: -out),
+        lambda m: m.output.register_forward_pre_hook(lambda layer, given: (-given[0],)),
+        lambda m: torch.nn.utils.parametrize.register_parametrization(m.output, "weight", Twice()),
+        lambda m: setattr(m.output, "forward", lambda x: x @ m.output.weight.neg().t()),
+        lambda m: setattr(m, "output", Negated(D, TGT_VOCAB, bias=False, dtype=torch.float64)),
+        lambda m: setattr(m, "output", torch.nn.Sequential(m.output, torch.nn.ReLU())),
+    ],
+)
 @torch.no_grad()
 def test_what_is_put_on_the_output_acts_in_decoding(change):
     model, (src, tgt) = make(), batch()

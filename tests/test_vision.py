@@ -85,9 +85,17 @@ def test_convnet_is_the_chain_of_its_layers():
     model, images = ConvNet(7, channels=3, width=5), torch.randn(2, 3, 8, 6)
     first, second, third = model.convolutions
     chain = torch.nn.Sequential(
-        first, torch.nn.ReLU(), second, torch.nn.ReLU(), torch.nn.MaxPool2d(2), third,
-        torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), model.head,
-    )  # fmt: skip
+        first,
+        torch.nn.ReLU(),
+        second,
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        third,
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        model.head,
+    )
     torch.testing.assert_close(model(images), chain(images), atol=1e-6, rtol=0)
 
 

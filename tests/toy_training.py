@@ -21,8 +21,9 @@ def tiny_model(seed=0, **fields):
     torch.manual_seed(seed)
     sizes = {"d_model": 12, "num_heads": 3, "d_ff": 20, "dropout": 0.0, "max_len": 32}
     layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
-    return Transformer(TransformerConfig(**{"src_vocab_size": 13, "tgt_vocab_size": 17}
-                                         | sizes | layers | fields))
+    return Transformer(
+        TransformerConfig(**{"src_vocab_size": 13, "tgt_vocab_size": 17} | sizes | layers | fields)
+    )
 
 
 def copy_examples(count=40, seed=0, longest=9):
@@ -40,11 +41,30 @@ def config(**fields):
     return TrainingConfig(**defaults | fields)
 
 
-def trainer(model, batches, /, *, valid=None, metric=None, directory=None, callbacks=(),
-            sharding="ddp", **fields):  # fmt: skip
+def trainer(
+    model,
+    batches,
+    /,
+    *,
+    valid=None,
+    metric=None,
+    directory=None,
+    callbacks=(),
+    sharding="ddp",
+    **fields,
+):
     return Trainer(
-        model, batches, config(**fields), pad_id=PAD, device="cpu", progress=False, valid=valid,
-        metric=metric, directory=directory, callbacks=callbacks, sharding=sharding,
+        model,
+        batches,
+        config(**fields),
+        pad_id=PAD,
+        device="cpu",
+        progress=False,
+        valid=valid,
+        metric=metric,
+        directory=directory,
+        callbacks=callbacks,
+        sharding=sharding,
     )
 
 
@@ -52,8 +72,15 @@ def trained_in_a_process(directory):
     """Train 24 updates, saving after each; resume if there is something; print the losses."""
     batches = BucketedBatches(copy_examples(), batch_size=5, seed=2)
     announce = [lambda trainer, event: print("step", event.step, flush=True)]
-    run = trainer(tiny_model(dropout=0.2), batches, steps=24, accumulate=2, save_every=1,
-                  directory=directory, callbacks=announce)
+    run = trainer(
+        tiny_model(dropout=0.2),
+        batches,
+        steps=24,
+        accumulate=2,
+        save_every=1,
+        directory=directory,
+        callbacks=announce,
+    )
     print("resumed", run.resume(), run.step, flush=True)
     run.fit()
     print(json.dumps([(r.step, r.loss, r.grad_norm) for r in run.history]), flush=True)
@@ -95,8 +122,19 @@ def distributed_run(*runs):
 
 
 def distributed_training(
-    directory, *, sharding="ddp", device="cpu", dropout=0.0, count=45, longest=12, max_tokens=None,
-    lists=False, held_out=True, scores=None, disturb=None, **fields,
+    directory,
+    *,
+    sharding="ddp",
+    device="cpu",
+    dropout=0.0,
+    count=45,
+    longest=12,
+    max_tokens=None,
+    lists=False,
+    held_out=True,
+    scores=None,
+    disturb=None,
+    **fields,
 ):
     """Train, resuming if there is something; process 0 tells what each process has written.
 
@@ -132,11 +170,18 @@ def distributed_training(
     files, write = 0, checkpoints.save_file
     checkpoints.save_file = counted
     run = Trainer(
-        tiny_model(dropout=dropout, max_len=40), batches(True),
-        config(**{"save_every": 1, "eval_every": 5} | fields), pad_id=PAD,
-        valid=batches(False) if held_out else None, metric=metric if scores else None,
-        directory=directory, device=device, sharding=sharding, callbacks=[happen], progress=False,
-    )  # fmt: skip
+        tiny_model(dropout=dropout, max_len=40),
+        batches(True),
+        config(**{"save_every": 1, "eval_every": 5} | fields),
+        pad_id=PAD,
+        valid=batches(False) if held_out else None,
+        metric=metric if scores else None,
+        directory=directory,
+        device=device,
+        sharding=sharding,
+        callbacks=[happen],
+        progress=False,
+    )
     run.resume()
     run.fit()
     checkpoints.save_file = write

@@ -125,9 +125,15 @@ def link_terms(doctree: nodes.document, docname: str, terms: dict[str, str]) -> 
                 new.append(nodes.Text(part))
                 continue
             link = addnodes.pending_xref(
-                "", nodes.inline("", part), refdomain="std", reftype="term",
-                reftarget=term, refexplicit=True, refwarn=True, refdoc=docname,
-            )  # fmt: skip
+                "",
+                nodes.inline("", part),
+                refdomain="std",
+                reftype="term",
+                reftarget=term,
+                refexplicit=True,
+                refwarn=True,
+                refdoc=docname,
+            )
             new.append(link)
         if len(new) > 1:
             node.parent.replace(node, [n for n in new if n != nodes.Text("")])

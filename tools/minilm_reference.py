@@ -93,9 +93,7 @@ def load() -> tuple[BertModel, PreTrainedTokenizerFast]:
 
 def rounded(values: torch.Tensor) -> list:
     """Nested lists of numbers with `DECIMALS` decimals."""
-    return [
-        rounded(row) if row.dim() else round(row.item(), DECIMALS) for row in values
-    ]
+    return [rounded(row) if row.dim() else round(row.item(), DECIMALS) for row in values]
 
 
 if __name__ == "__main__":

@@ -360,9 +360,7 @@ def _body(box: re.Match) -> str:
 
 
 def _stdout(cell: dict) -> str:
-    return "".join(
-        "".join(o["text"]) for o in cell.get("outputs", []) if o.get("name") == "stdout"
-    )
+    return "".join("".join(o["text"]) for o in cell.get("outputs", []) if o.get("name") == "stdout")
 
 
 def _output_texts(cell: dict) -> list[str]:

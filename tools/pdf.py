@@ -67,11 +67,16 @@ def print_page(page: Path, target: Path) -> None:
         if errors:
             raise RuntimeError(f"{errors} formulas could not be drawn")
         tab.pdf(
-            path=str(target), format="A4", tagged=True, outline=True, print_background=True,
-            display_header_footer=True, header_template="<span></span>",
+            path=str(target),
+            format="A4",
+            tagged=True,
+            outline=True,
+            print_background=True,
+            display_header_footer=True,
+            header_template="<span></span>",
             footer_template=PAGE_NUMBER,
             margin={"top": "16mm", "bottom": "18mm", "left": "16mm", "right": "16mm"},
-        )  # fmt: skip
+        )
 
 
 def pack(pdf: Path) -> None:

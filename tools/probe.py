@@ -32,8 +32,10 @@ def shift_seeds(shift: int) -> None:
 
     torch_seed, numpy_seed, python_seed = torch.manual_seed, np.random.seed, random.seed
     default_rng, numpy_state, python_random = (
-        np.random.default_rng, np.random.RandomState, random.Random,
-    )  # fmt: skip
+        np.random.default_rng,
+        np.random.RandomState,
+        random.Random,
+    )
 
     class Random(python_random):
         def __init__(self, seed=None):

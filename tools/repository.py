@@ -149,8 +149,10 @@ def move(url: str, root: Path = ROOT) -> list[Path]:
     before, after = "/".join(owner_and_name(old)), f"{owner}/{name}"
     pairs = [
         (rf"{re.escape(old)}(?![\w-])", url),
-        (rf"colab\.research\.google\.com/github/{re.escape(before)}/",
-         f"colab.research.google.com/github/{after}/"),
+        (
+            rf"colab\.research\.google\.com/github/{re.escape(before)}/",
+            f"colab.research.google.com/github/{after}/",
+        ),
         (re.escape(pages_address(old)), pages_address(url)),
     ]
     changed = []

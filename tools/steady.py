@@ -69,9 +69,12 @@ def run_shifted(path: Path, shift: int) -> tuple[list[dict], list[list]]:
         notebook.cells = [nbformat.v4.new_code_cell(source) for source in cells]
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tools")])
         client = NotebookClient(
-            notebook, timeout=1800, allow_errors=True, kernel_manager_class=PrivateKernelManager,
+            notebook,
+            timeout=1800,
+            allow_errors=True,
+            kernel_manager_class=PrivateKernelManager,
             resources={"metadata": {"path": path.parent}},
-        )  # fmt: skip
+        )
         client.execute()
         red = [
             {"cell": names[(i - 2) // 2], "error": f"{output.ename}: {output.evalue}"[:300]}
@@ -100,11 +103,16 @@ def distances(runs: list[list[list]]) -> list[dict]:
             if not math.isfinite(mean) or spread <= rounding:
                 continue
             distance = mean - bound if above != turned else bound - mean
-            rows.append({
-                "cell": cell, "assertion": f"{left} {sign} {right}", "mean": _short(mean),
-                "spread": _short(spread), "bound": _short(bound),
-                "margin": _short(distance / spread),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "cell": cell,
+                    "assertion": f"{left} {sign} {right}",
+                    "mean": _short(mean),
+                    "spread": _short(spread),
+                    "bound": _short(bound),
+                    "margin": _short(distance / spread),
+                }
+            )
     return rows
 
 
@@ -144,8 +152,10 @@ def seeds(paths: list[Path]) -> bool:
         red = [{"shift": s, **r} for s, (red, _) in zip(SHIFTS, runs, strict=True) for r in red]
         rows = distances([seen for _, seen in runs])
         found.setdefault("seeds", {})[path.stem] = {
-            "code": notebooks.code_digest(path), "red": red, "comparisons": rows
-        }  # fmt: skip
+            "code": notebooks.code_digest(path),
+            "red": red,
+            "comparisons": rows,
+        }
         for row in red:
             print(f"RED {path.stem} shift {row['shift']}, {row['cell']}: {row['error']}")
         near = [row for row in rows if row["margin"] < MARGIN]
@@ -169,10 +179,23 @@ def machines(paths: list[Path]) -> bool:
             workers = max(1, os.cpu_count() // threads)
             start = time.monotonic()
             run = subprocess.run(
-                [sys.executable, "-m", "pytest", "-q", *NBVAL, "-n", str(workers),
-                 "--dist", "loadfile", *map(str, paths)],
-                cwd=ROOT, env=env, text=True, capture_output=True,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-m",
+                    "pytest",
+                    "-q",
+                    *NBVAL,
+                    "-n",
+                    str(workers),
+                    "--dist",
+                    "loadfile",
+                    *map(str, paths),
+                ],
+                cwd=ROOT,
+                env=env,
+                text=True,
+                capture_output=True,
+            )
             counts = dict.fromkeys(("passed", "failed"), 0)
             counts |= {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed)", run.stdout)}
             print(f"{level}, threads {threads}: {counts}, {time.monotonic() - start:.0f} s")

@@ -38,11 +38,17 @@ def margins() -> str:
         f"In {len(rows)} of the {claims} claims a comparison changes with the seed. The others "
         "assert what is exact, what differs by rounding only, or what was measured beforehand.",
         "",
-        "````{list-table}", ":header-rows: 1", ":class: ledger margins",
-        ":widths: auto", "",
-        "* - Claim", "  - Asserted, nearest to its bound", "  - Mean ± spread", "  - Bound",
+        "````{list-table}",
+        ":header-rows: 1",
+        ":class: ledger margins",
+        ":widths: auto",
+        "",
+        "* - Claim",
+        "  - Asserted, nearest to its bound",
+        "  - Mean ± spread",
+        "  - Bound",
         "  - Margin",
-    ]  # fmt: skip
+    ]
     for claim, row in rows:
         lines += [
             f"* - {{ref}}`{claim} <{target_of(claim)}>`",

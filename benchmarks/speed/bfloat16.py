@@ -15,13 +15,23 @@ from benchmarks.speed import measure, peers
 from benchmarks.speed.matmul_share import has_bfloat16
 
 FULL = {
-    "rounds": 5, "updates": 60, "pairs": 64, "shortest": 4, "longest": 32, "size": {},
+    "rounds": 5,
+    "updates": 60,
+    "pairs": 64,
+    "shortest": 4,
+    "longest": 32,
+    "size": {},
     "emulate": False,
-}  # fmt: skip
+}
 TOY = {
-    "rounds": 1, "updates": 2, "pairs": 3, "shortest": 2, "longest": 5, "emulate": True,
+    "rounds": 1,
+    "updates": 2,
+    "pairs": 3,
+    "shortest": 2,
+    "longest": 5,
+    "emulate": True,
     "size": {"vocab_size": 31, "d_model": 16, "num_heads": 2, "d_ff": 32, "num_layers": 1},
-}  # fmt: skip
+}
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
 
 
@@ -32,9 +42,12 @@ def compare(settings: dict) -> dict:
         raise SystemExit(0)
     size = peers.Size(**settings["size"])
     batch = peers.random_pairs(
-        settings["pairs"], size, settings["shortest"], settings["longest"],
+        settings["pairs"],
+        size,
+        settings["shortest"],
+        settings["longest"],
         torch.Generator().manual_seed(0),
-    )  # fmt: skip
+    )
     steps = {}
     for name, dtype in PRECISIONS.items():
         steps[name] = peers.trainer(peers.build(size, ("ours",))["ours"], [batch], dtype)
@@ -45,10 +58,12 @@ def compare(settings: dict) -> dict:
     gap = max(abs(a - b) for a, b in zip(*losses.values(), strict=True))
     print(f"largest difference of the losses: {gap:.3f}")
     return {
-        "size": dataclasses.asdict(size), "losses": losses,
-        "seconds": seconds, "rates": measure.rates(seconds, batch.num_tokens),
+        "size": dataclasses.asdict(size),
+        "losses": losses,
+        "seconds": seconds,
+        "rates": measure.rates(seconds, batch.num_tokens),
         "ratios": measure.ratios(seconds, "bfloat16"),
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

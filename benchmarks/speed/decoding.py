@@ -23,13 +23,23 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.speed import measure, peers
 
 FULL = {
-    "rounds": 7, "sentences": 16, "length": 48, "beam_size": 5, "shortest": 4, "longest": 32,
+    "rounds": 7,
+    "sentences": 16,
+    "length": 48,
+    "beam_size": 5,
+    "shortest": 4,
+    "longest": 32,
     "size": {},
-}  # fmt: skip
+}
 TOY = {
-    "rounds": 1, "sentences": 3, "length": 5, "beam_size": 2, "shortest": 2, "longest": 5,
+    "rounds": 1,
+    "sentences": 3,
+    "length": 5,
+    "beam_size": 2,
+    "shortest": 2,
+    "longest": 5,
     "size": {"vocab_size": 31, "d_model": 16, "num_heads": 2, "d_ff": 32, "num_layers": 1},
-}  # fmt: skip
+}
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 
@@ -91,7 +101,8 @@ def compare(settings: dict) -> dict:
         measure.report(seconds, "ours", tokens, "tokens/s")
         profiles = [operator_seconds(calls["ours"]) for _ in range(settings["rounds"])]
         found[kind] = {
-            "seconds": seconds, "rates": measure.rates(seconds, tokens),
+            "seconds": seconds,
+            "rates": measure.rates(seconds, tokens),
             "ratios": measure.ratios(seconds, "ours"),
             "product_seconds": median(map(product_seconds, profiles)),
             "product_flops": product_flops(calls["ours"]),

@@ -128,9 +128,12 @@ def compare(settings: dict) -> dict:
     """Time greedy decoding, then beam search."""
     size = peers.Size(**settings["size"])
     src = peers.random_pairs(
-        settings["sentences"], size, settings["shortest"], settings["longest"],
+        settings["sentences"],
+        size,
+        settings["shortest"],
+        settings["longest"],
         torch.Generator().manual_seed(0),
-    ).src  # fmt: skip
+    ).src
     models = build(size, settings["backend"])
     length = settings["length"]
     tokens = len(src) * length
@@ -151,10 +154,12 @@ def compare(settings: dict) -> dict:
             print(f"{name}: first call {first[name]:.1f} s, {same[name]:.0%} of tokens the same")
         faster = {n: measure.ratios(seconds, n) for n in first}
         found[kind] = {
-            "seconds": seconds, "rates": measure.rates(seconds, tokens), "first_call": first,
+            "seconds": seconds,
+            "rates": measure.rates(seconds, tokens),
+            "first_call": first,
             "same_tokens": same,
             "ratios": {n: {other: each[other] for other in BESIDE} for n, each in faster.items()},
-        }  # fmt: skip
+        }
     return found
 
 

@@ -20,16 +20,27 @@ MODELS = {
     "big": {"vocab_size": 32000, "d_model": 1024, "num_heads": 16, "d_ff": 4096, "num_layers": 6},
 }
 FULL = {
-    "rounds": 10, "pairs": 256, "length": 62, "square": 8192, "models": MODELS,
-    "sentences": 64, "steps": 64, "backend": "inductor",
-}  # fmt: skip
+    "rounds": 10,
+    "pairs": 256,
+    "length": 62,
+    "square": 8192,
+    "models": MODELS,
+    "sentences": 64,
+    "steps": 64,
+    "backend": "inductor",
+}
 TOY = {
-    "rounds": 1, "pairs": 3, "length": 5, "square": 32, "sentences": 3, "steps": 4,
+    "rounds": 1,
+    "pairs": 3,
+    "length": 5,
+    "square": 32,
+    "sentences": 3,
+    "steps": 4,
     "backend": "eager",
     "models": {
         "base": {"vocab_size": 31, "d_model": 16, "num_heads": 2, "d_ff": 32, "num_layers": 1}
     },
-}  # fmt: skip
+}
 
 
 class Compiled:
@@ -95,10 +106,12 @@ def training(settings: dict, size: peers.Size, device: str, limit: float) -> dic
         f"({share['low']:.0%} … {share['high']:.0%})"
     )
     return {
-        "seconds": seconds, "rates": measure.rates(seconds, batch.num_tokens),
-        "ratios": measure.ratios(seconds, "ours"), "share": share["median"],
+        "seconds": seconds,
+        "rates": measure.rates(seconds, batch.num_tokens),
+        "ratios": measure.ratios(seconds, "ours"),
+        "share": share["median"],
         "share_spread": share,
-    }  # fmt: skip
+    }
 
 
 def decoding(settings: dict, size: peers.Size, device: str) -> dict:
@@ -115,9 +128,10 @@ def decoding(settings: dict, size: peers.Size, device: str) -> dict:
     tokens = settings["sentences"] * settings["steps"]
     measure.report(seconds, "ours", tokens, "tokens/s")
     return {
-        "seconds": seconds, "rates": measure.rates(seconds, tokens),
+        "seconds": seconds,
+        "rates": measure.rates(seconds, tokens),
         "ratios": measure.ratios(seconds, "ours"),
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

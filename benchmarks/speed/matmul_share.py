@@ -18,15 +18,23 @@ from benchmarks.speed import measure, peers
 
 BASE = {"vocab_size": 8000, "d_model": 512, "num_heads": 8, "d_ff": 2048, "num_layers": 6}
 FULL = {
-    "rounds": 5, "pairs": 32, "length": 48, "squares": [512, 1024, 2048], "flops": 4e9,
+    "rounds": 5,
+    "pairs": 32,
+    "length": 48,
+    "squares": [512, 1024, 2048],
+    "flops": 4e9,
     "size": BASE,
-}  # fmt: skip
+}
 # Large enough that starting a product takes no part of its time.
 CUDA = FULL | {"rounds": 9, "pairs": 256, "squares": [4096, 8192], "flops": 4e12}
 TOY = {
-    "rounds": 1, "pairs": 2, "length": 5, "squares": [8], "flops": 1e5,
+    "rounds": 1,
+    "pairs": 2,
+    "length": 5,
+    "squares": [8],
+    "flops": 1e5,
     "size": {"vocab_size": 31, "d_model": 16, "num_heads": 2, "d_ff": 32, "num_layers": 1},
-}  # fmt: skip
+}
 
 
 def compare(settings: dict) -> dict:
@@ -82,10 +90,11 @@ def share(settings: dict, dtype: torch.dtype | None) -> dict:
     rates = reached.pop("training")
     limits = max(reached.values(), key=median)
     each = {
-        "limit": limits, "rate": rates,
+        "limit": limits,
+        "rate": rates,
         "share": [rate / limit for rate, limit in zip(rates, limits, strict=True)],
         "tokens_per_second": [batch.num_tokens / time for time in seconds["training"]],
-    }  # fmt: skip
+    }
     spread = {name: measure.spread(values) for name, values in each.items()}
     found = {name: values["median"] for name, values in spread.items()}
     return found | {"spread": spread, "flops": work["training"], "seconds": seconds}

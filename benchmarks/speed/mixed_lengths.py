@@ -19,9 +19,12 @@ from src.data.tokenization import WordTokenizer
 
 FULL = {"rounds": 5, "pairs": 256, "batch_size": 64, "max_tokens": 1024, "size": {}}
 TOY = {
-    "rounds": 1, "pairs": 12, "batch_size": 4, "max_tokens": 64,
+    "rounds": 1,
+    "pairs": 12,
+    "batch_size": 4,
+    "max_tokens": 64,
     "size": {"vocab_size": 200, "d_model": 16, "num_heads": 2, "d_ff": 32, "num_layers": 1},
-}  # fmt: skip
+}
 
 
 def corpus(count: int, vocab_size: int) -> list[Example]:
@@ -67,11 +70,13 @@ def compare(settings: dict) -> dict:
     seconds = measure.interleave(steps, settings["rounds"])
     measure.report(seconds, "ours", tokens, "tokens/s")
     return {
-        "size": dataclasses.asdict(size), "tokens": tokens,
+        "size": dataclasses.asdict(size),
+        "tokens": tokens,
         "batches": {"ours": len(buckets), "peers": len(plain)},
-        "seconds": seconds, "rates": measure.rates(seconds, tokens),
+        "seconds": seconds,
+        "rates": measure.rates(seconds, tokens),
         "ratios": measure.ratios(seconds, "ours"),
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

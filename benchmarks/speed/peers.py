@@ -57,10 +57,17 @@ class Ours:
     def __init__(self, size: Size) -> None:
         self.module = Transformer(
             TransformerConfig(
-                size.vocab_size, size.vocab_size, size.d_model, size.num_heads, size.d_ff,
-                size.num_layers, size.num_layers, size.dropout, max_len=size.max_len,
+                size.vocab_size,
+                size.vocab_size,
+                size.d_model,
+                size.num_heads,
+                size.d_ff,
+                size.num_layers,
+                size.num_layers,
+                size.dropout,
+                max_len=size.max_len,
             )
-        )  # fmt: skip
+        )
 
     def loss(self, batch: Batch) -> Tensor:
         targets = batch.tgt_out
@@ -70,8 +77,12 @@ class Ours:
 
     def generate(self, src: Tensor, length: int, beam_size: int = 1) -> Tensor:
         options = {
-            "bos_id": BOS, "eos_id": EOS, "pad_id": PAD, "max_len": length, "forbidden_ids": [EOS],
-        }  # fmt: skip
+            "bos_id": BOS,
+            "eos_id": EOS,
+            "pad_id": PAD,
+            "max_len": length,
+            "forbidden_ids": [EOS],
+        }
         step = self.module.stepper(src, length)
         if beam_size == 1:
             return greedy(step, len(src), **options)
@@ -89,9 +100,14 @@ class TorchModel(nn.Module):
         self.register_buffer("positions", table, persistent=False)
         self.dropout = nn.Dropout(size.dropout)
         self.transformer = nn.Transformer(
-            size.d_model, size.num_heads, size.num_layers, size.num_layers, size.d_ff,
-            size.dropout, batch_first=True,
-        )  # fmt: skip
+            size.d_model,
+            size.num_heads,
+            size.num_layers,
+            size.num_layers,
+            size.d_ff,
+            size.dropout,
+            batch_first=True,
+        )
         self.output = nn.Linear(size.d_model, size.vocab_size, bias=False)
         self.output.weight = self.tgt_embedding.weight
         for embedding in (self.src_embedding, self.tgt_embedding):
@@ -109,7 +125,10 @@ class TorchModel(nn.Module):
     def decode(self, tgt: Tensor, memory: Tensor, src: Tensor) -> Tensor:
         causal = nn.Transformer.generate_square_subsequent_mask(tgt.shape[1], device=tgt.device)
         return self.transformer.decoder(
-            self.embed(self.tgt_embedding, tgt), memory, tgt_mask=causal, tgt_is_causal=True,
+            self.embed(self.tgt_embedding, tgt),
+            memory,
+            tgt_mask=causal,
+            tgt_is_causal=True,
             memory_key_padding_mask=src == PAD,
         )
 
@@ -151,28 +170,44 @@ class Marian:
 
         self.module = MarianMTModel(
             MarianConfig(
-                vocab_size=size.vocab_size, decoder_vocab_size=size.vocab_size,
-                share_encoder_decoder_embeddings=False, d_model=size.d_model,
-                encoder_layers=size.num_layers, decoder_layers=size.num_layers,
-                encoder_attention_heads=size.num_heads, decoder_attention_heads=size.num_heads,
-                encoder_ffn_dim=size.d_ff, decoder_ffn_dim=size.d_ff, dropout=size.dropout,
-                activation_function="relu", scale_embedding=True,
-                max_position_embeddings=size.max_len, pad_token_id=PAD, bos_token_id=BOS,
-                eos_token_id=EOS, forced_eos_token_id=None, decoder_start_token_id=BOS,
+                vocab_size=size.vocab_size,
+                decoder_vocab_size=size.vocab_size,
+                share_encoder_decoder_embeddings=False,
+                d_model=size.d_model,
+                encoder_layers=size.num_layers,
+                decoder_layers=size.num_layers,
+                encoder_attention_heads=size.num_heads,
+                decoder_attention_heads=size.num_heads,
+                encoder_ffn_dim=size.d_ff,
+                decoder_ffn_dim=size.d_ff,
+                dropout=size.dropout,
+                activation_function="relu",
+                scale_embedding=True,
+                max_position_embeddings=size.max_len,
+                pad_token_id=PAD,
+                bos_token_id=BOS,
+                eos_token_id=EOS,
+                forced_eos_token_id=None,
+                decoder_start_token_id=BOS,
             )
-        )  # fmt: skip
+        )
 
     def loss(self, batch: Batch) -> Tensor:
         return self.module(
-            input_ids=batch.src, attention_mask=(batch.src != PAD).long(),
+            input_ids=batch.src,
+            attention_mask=(batch.src != PAD).long(),
             decoder_input_ids=batch.tgt_in,
             labels=batch.tgt_out.masked_fill(batch.tgt_out == PAD, -100),
         ).loss
 
     def generate(self, src: Tensor, length: int, beam_size: int = 1) -> Tensor:
         output = self.module.generate(
-            input_ids=src, attention_mask=(src != PAD).long(), num_beams=beam_size,
-            do_sample=False, min_new_tokens=length, max_new_tokens=length,
+            input_ids=src,
+            attention_mask=(src != PAD).long(),
+            num_beams=beam_size,
+            do_sample=False,
+            min_new_tokens=length,
+            max_new_tokens=length,
             suppress_tokens=[PAD, BOS, EOS],
         )
         return output[:, 1:]
@@ -187,10 +222,15 @@ class XTransformers:
         from x_transformers import XTransformer
 
         sides = {
-            "num_tokens": size.vocab_size, "max_seq_len": size.max_len, "depth": size.num_layers,
-            "heads": size.num_heads, "attn_dim_head": size.d_model // size.num_heads,
-            "ff_mult": size.d_ff / size.d_model, "ff_dropout": size.dropout, "attn_flash": True,
-        }  # fmt: skip
+            "num_tokens": size.vocab_size,
+            "max_seq_len": size.max_len,
+            "depth": size.num_layers,
+            "heads": size.num_heads,
+            "attn_dim_head": size.d_model // size.num_heads,
+            "ff_mult": size.d_ff / size.d_model,
+            "ff_dropout": size.dropout,
+            "attn_flash": True,
+        }
         named = {f"{side}_{k}": value for side in ("enc", "dec") for k, value in sides.items()}
         self.module = XTransformer(dim=size.d_model, pad_value=PAD, ignore_index=PAD, **named)
         decoder = self.module.decoder.net
@@ -208,8 +248,11 @@ class XTransformers:
 
 
 PEERS: dict[str, type] = {
-    "ours": Ours, "nn.Transformer": Torch, "MarianMT": Marian, "x-transformers": XTransformers,
-}  # fmt: skip
+    "ours": Ours,
+    "nn.Transformer": Torch,
+    "MarianMT": Marian,
+    "x-transformers": XTransformers,
+}
 
 
 def build(size: Size, names: tuple[str, ...] = tuple(PEERS), seed: int = 0) -> dict[str, Peer]:

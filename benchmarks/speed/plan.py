@@ -22,9 +22,14 @@ from src.transformer import Transformer
 # § 5.2 (100,000 updates for base). A WMT14 sentence has about 28 tokens. Rates (FLOP/s) and links
 # (bytes a second that a device sends: between machines, within one) are assumptions.
 FULL = {
-    "vocab_size": 37000, "length": 28, "tokens_per_update": 25000, "updates": 100_000,
-    "devices": [1, 8, 64], "rates": [100e12, 400e12], "links": [25e9, 300e9],
-}  # fmt: skip
+    "vocab_size": 37000,
+    "length": 28,
+    "tokens_per_update": 25000,
+    "updates": 100_000,
+    "devices": [1, 8, 64],
+    "rates": [100e12, 400e12],
+    "links": [25e9, 300e9],
+}
 TOY = FULL | {"vocab_size": 100}
 ROWS = 4
 BACKWARD = 2 / 3  # of an update's work: two products for each one forwards
@@ -44,7 +49,8 @@ def compare(settings: dict) -> dict:
     flops = counter.get_total_flops() / tokens
     rates, measured = device_rates(settings["rates"])
     counted = {
-        "parameters": parameters, "flops_per_token": flops,
+        "parameters": parameters,
+        "flops_per_token": flops,
         "flops": flops * settings["tokens_per_update"] * settings["updates"],
         "activation_bytes_per_token": kept_bytes(config, length) / tokens,
         # Logits, their log-softmax and the gradient of the logits, float32.
@@ -52,8 +58,9 @@ def compare(settings: dict) -> dict:
         # The shared embedding is also the output matrix: the part of the gradients that is
         # complete only when backward ends.
         "last_share": vocab_size * config.d_model / parameters,
-        "rates": rates, "measured": measured,
-    }  # fmt: skip
+        "rates": rates,
+        "measured": measured,
+    }
     print(
         f"{parameters:,} weights, {flops / 1e6:.0f} MFLOP a token, {counted['flops']:.2g} FLOP in "
         f"all, {counted['activation_bytes_per_token'] / 1e3:.0f} kB of activations a token"
@@ -105,12 +112,14 @@ def divide(settings: dict, counted: dict, n: int) -> dict:
     found = {
         "tokens": tokens,
         # Float32 weights, gradients and Adam's two moments.
-        "state_bytes": 16 * parameters, "sharded_state_bytes": 16 * parameters / n,
+        "state_bytes": 16 * parameters,
+        "sharded_state_bytes": 16 * parameters / n,
         "activation_bytes": counted["activation_bytes_per_token"] * tokens,
         "logit_bytes": counted["logit_bytes_per_token"] * tokens,
-        "sent_bytes": 2 * sent, "sharded_sent_bytes": 3 * sent,
+        "sent_bytes": 2 * sent,
+        "sharded_sent_bytes": 3 * sent,
         "seconds_sent": sorted(2 * sent / link for link in settings["links"]),
-    }  # fmt: skip
+    }
     compute, hours, efficiency = [], [], []
     for rate in counted["rates"]:
         seconds = counted["flops_per_token"] * tokens / rate
@@ -122,9 +131,10 @@ def divide(settings: dict, counted: dict, n: int) -> dict:
             hours.append(whole * settings["updates"] / 3600)
             efficiency.append(seconds / whole)
     return found | {
-        "seconds_computed": [min(compute), max(compute)], "hours": [min(hours), max(hours)],
+        "seconds_computed": [min(compute), max(compute)],
+        "hours": [min(hours), max(hours)],
         "efficiency": [min(efficiency), max(efficiency)],
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

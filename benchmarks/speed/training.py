@@ -1,8 +1,8 @@
 """Training on identical padded batches: real target tokens a second, ours beside three peers.
 
-    python -m benchmarks.speed.training         a few minutes
-    python -m benchmarks.speed.training --dropout 0 --out FOLDER   without dropout in any model
-    python -m benchmarks.speed.training --toy   seconds; saves nothing
+python -m benchmarks.speed.training         a few minutes
+python -m benchmarks.speed.training --dropout 0 --out FOLDER   without dropout in any model
+python -m benchmarks.speed.training --toy   seconds; saves nothing
 """
 
 import dataclasses
@@ -13,9 +13,13 @@ from benchmarks.speed import measure, peers
 
 FULL = {"rounds": 9, "batches": 2, "pairs": 64, "shortest": 4, "longest": 32, "size": {}}
 TOY = {
-    "rounds": 1, "batches": 1, "pairs": 3, "shortest": 2, "longest": 5,
+    "rounds": 1,
+    "batches": 1,
+    "pairs": 3,
+    "shortest": 2,
+    "longest": 5,
     "size": {"vocab_size": 31, "d_model": 16, "num_heads": 2, "d_ff": 32, "num_layers": 1},
-}  # fmt: skip
+}
 
 
 def compare(settings: dict) -> dict:
@@ -37,8 +41,11 @@ def compare(settings: dict) -> dict:
         name: sum(p.numel() for p in model.module.parameters()) for name, model in models.items()
     }
     return {
-        "size": dataclasses.asdict(size), "parameters": parameters, "tokens": tokens,
-        "seconds": seconds, "rates": measure.rates(seconds, tokens),
+        "size": dataclasses.asdict(size),
+        "parameters": parameters,
+        "tokens": tokens,
+        "seconds": seconds,
+        "rates": measure.rates(seconds, tokens),
         "ratios": measure.ratios(seconds, "ours"),
     }
 

@@ -110,10 +110,7 @@ def look_back_batch(
         ValueError: If ``back`` is out of range: no target would count.
     """
     if not 0 < back < length:
-        raise ValueError(
-            f"back must lie in 1 … {length - 1} (the length minus 1), "
-            f"but is {back}"
-        )
+        raise ValueError(f"back must lie in 1 … {length - 1} (the length minus 1), but is {back}")
     ids = torch.randint(vocab_size, (batch_size, length), generator=generator)
     targets = torch.full_like(ids, IGNORED)
     targets[:, back:] = ids[:, :-back]
@@ -155,9 +152,7 @@ def fit(
     for step in range(steps):
         inputs, targets = sample()
         logits = model(inputs)
-        loss = F.cross_entropy(
-            logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED
-        )
+        loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
         losses.append(loss.item())
         if losses[-1] != losses[-1] or abs(losses[-1]) == float("inf"):
             raise FloatingPointError(f"the loss is {losses[-1]} at update {step}")

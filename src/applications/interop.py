@@ -63,8 +63,11 @@ def from_torch_attention(
     """
     _demand_plain_attention(module)
     ours = MultiHeadAttention(
-        module.embed_dim, module.num_heads, dropout=module.dropout,
-        bias=module.in_proj_bias is not None, backend=backend,
+        module.embed_dim,
+        module.num_heads,
+        dropout=module.dropout,
+        bias=module.in_proj_bias is not None,
+        backend=backend,
     )
     state = {k.replace("in_proj_", "in_proj."): v for k, v in module.state_dict().items()}
     return _filled(ours, state, module)
@@ -166,8 +169,11 @@ def from_d2l_attention(module: nn.Module, backend: str = "sdpa") -> MultiHeadAtt
                 f"{' × '.join(map(str, state[f'{name}.weight'].shape))}"
             )
     ours = MultiHeadAttention(
-        width, module.num_heads, dropout=module.attention.dropout.p,
-        bias=module.W_o.bias is not None, backend=backend,
+        width,
+        module.num_heads,
+        dropout=module.attention.dropout.p,
+        bias=module.W_o.bias is not None,
+        backend=backend,
     )
     state = _joined(state, "W_q", "W_k", "W_v", into="in_proj")
     return _filled(ours, _renamed(state, {"W_o.": "out_proj."}), module)
@@ -177,9 +183,12 @@ def from_d2l_encoder_block(module: nn.Module, backend: str = "sdpa") -> EncoderL
     """Copy a ``d2l.torch.EncoderBlock``; biases that it lacks are zeros in ours."""
     config = TransformerConfig(
         **_ONE_WORD,
-        d_model=module.ffn.dense2.out_features, num_heads=module.attention.num_heads,
-        d_ff=module.ffn.dense1.out_features, dropout=module.addnorm1.dropout.p,
-        attention_dropout=module.attention.attention.dropout.p, norm_eps=module.addnorm1.ln.eps,
+        d_model=module.ffn.dense2.out_features,
+        num_heads=module.attention.num_heads,
+        d_ff=module.ffn.dense1.out_features,
+        dropout=module.addnorm1.dropout.p,
+        attention_dropout=module.attention.attention.dropout.p,
+        norm_eps=module.addnorm1.ln.eps,
         backend=backend,
     )
     parts = (f"attention.{name}" for name in ("W_q", "W_k", "W_v"))
@@ -215,13 +224,19 @@ def from_marian(state: Mapping[str, Tensor], fields: Mapping[str, Any]) -> Trans
         d_model=fields["d_model"],
         num_heads=_same(fields, "encoder_attention_heads", "decoder_attention_heads"),
         d_ff=_same(fields, "encoder_ffn_dim", "decoder_ffn_dim"),
-        num_encoder_layers=fields["encoder_layers"], num_decoder_layers=fields["decoder_layers"],
-        dropout=fields["dropout"], attention_dropout=fields["attention_dropout"],
-        ffn_dropout=fields["activation_dropout"], max_len=fields["max_position_embeddings"],
-        activation=fields["activation_function"].replace("swish", "silu"), positions="learned",
+        num_encoder_layers=fields["encoder_layers"],
+        num_decoder_layers=fields["decoder_layers"],
+        dropout=fields["dropout"],
+        attention_dropout=fields["attention_dropout"],
+        ffn_dropout=fields["activation_dropout"],
+        max_len=fields["max_position_embeddings"],
+        activation=fields["activation_function"].replace("swish", "silu"),
+        positions="learned",
         tie_embeddings=("all" if shared else "target") if tied else "none",
-        scale_embeddings=fields["scale_embedding"], pad_id=fields["pad_token_id"],
-        bos_id=fields["decoder_start_token_id"], eos_id=fields["eos_token_id"],
+        scale_embeddings=fields["scale_embedding"],
+        pad_id=fields["pad_token_id"],
+        bos_id=fields["decoder_start_token_id"],
+        eos_id=fields["eos_token_id"],
     )
     ours = Transformer(config)
     translated = _marian_state(state)
@@ -246,9 +261,11 @@ def _marian_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name = name.removeprefix("model.")
         if name in ("shared.weight", "final_logits_bias"):
             continue  # the first stands again in both stacks, the second is dealt with apart
-        result[name.replace("embed_tokens", "embeddings.tokens")
+        result[
+            name.replace("embed_tokens", "embeddings.tokens")
             .replace("embed_positions", "embeddings.positions")
-            .replace("lm_head", "output")] = value
+            .replace("lm_head", "output")
+        ] = value
     for name in [n.removesuffix(".q_proj.weight") for n in result if n.endswith("q_proj.weight")]:
         parts = (f"{name}.{part}" for part in ("q_proj", "k_proj", "v_proj"))
         result = _joined(result, *parts, into=f"{name}.in_proj")
@@ -304,9 +321,7 @@ def _activation(function: Any) -> str:
         return "gelu"
     if function is F.silu or isinstance(function, nn.SiLU):
         return "silu"
-    raise ValueError(
-        f"module.activation must be ReLU, the exact GELU or SiLU, but is {function}"
-    )
+    raise ValueError(f"module.activation must be ReLU, the exact GELU or SiLU, but is {function}")
 
 
 def _demand_plain_attention(module: nn.MultiheadAttention) -> None:
@@ -316,7 +331,8 @@ def _demand_plain_attention(module: nn.MultiheadAttention) -> None:
             f"kdim is {module.kdim} and vdim is {module.vdim}"
         )
     for name, given in (
-        ("add_bias_kv", module.bias_k is not None), ("add_zero_attn", module.add_zero_attn),
+        ("add_bias_kv", module.bias_k is not None),
+        ("add_zero_attn", module.add_zero_attn),
     ):
         if given:
             raise ValueError(f"module must not have {name}, which is no part of ours")
@@ -330,9 +346,7 @@ def _same(fields: Mapping[str, Any], first: str, second: str) -> Any:
     return fields[first]
 
 
-def _joined(
-    state: Mapping[str, Tensor], *parts: str, into: str
-) -> dict[str, Tensor]:
+def _joined(state: Mapping[str, Tensor], *parts: str, into: str) -> dict[str, Tensor]:
     """Put the rows of three projections below one another: one matrix, one bias if there is."""
     parts = tuple(parts)
     result = {k: v for k, v in state.items() if k.rsplit(".", 1)[0] not in parts}

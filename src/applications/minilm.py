@@ -121,15 +121,10 @@ def copy_bert_weights(encoder: Encoder, tensors: Mapping[str, Tensor]) -> None:
     places = _places(encoder)
     missing = sorted(set(places) - set(tensors))
     if missing:
-        raise ValueError(
-            f"tensors must hold {missing[0]!r}; {len(missing)} are missing"
-        )
+        raise ValueError(f"tensors must hold {missing[0]!r}; {len(missing)} are missing")
     left_over = sorted(set(tensors) - set(places) - set(UNUSED))
     if left_over:
-        raise ValueError(
-            f"tensors must not hold {left_over[0]!r}; "
-            f"{len(left_over)} have no place"
-        )
+        raise ValueError(f"tensors must not hold {left_over[0]!r}; {len(left_over)} have no place")
     for name, place in places.items():
         if tensors[name].shape != place.shape:
             raise ValueError(
@@ -158,9 +153,7 @@ def _layer_places(prefix: str, layer: EncoderLayer) -> dict[str, Tensor]:
     attention, feed_forward = layer.self_attention, layer.feed_forward
     places = {
         **_pair(f"{prefix}.attention.output.dense", attention.out_proj),
-        **_pair(
-            f"{prefix}.attention.output.LayerNorm", layer.add_norms[0].norm
-        ),
+        **_pair(f"{prefix}.attention.output.LayerNorm", layer.add_norms[0].norm),
         **_pair(f"{prefix}.intermediate.dense", feed_forward.inner),
         **_pair(f"{prefix}.output.dense", feed_forward.outer),
         **_pair(f"{prefix}.output.LayerNorm", layer.add_norms[1].norm),
@@ -172,9 +165,7 @@ def _layer_places(prefix: str, layer: EncoderLayer) -> dict[str, Tensor]:
         attention.in_proj.bias.chunk(3),
         strict=True,
     )
-    for name, (weight, bias) in zip(
-        ("query", "key", "value"), thirds, strict=True
-    ):
+    for name, (weight, bias) in zip(("query", "key", "value"), thirds, strict=True):
         places[f"{prefix}.attention.self.{name}.weight"] = weight
         places[f"{prefix}.attention.self.{name}.bias"] = bias
     return places

@@ -66,10 +66,21 @@ class PatchTransformer(nn.Module):
         num_patches = (height // patch_size) * (width // patch_size)
         # A classifier has no vocabulary, so the special ids all point at class 0.
         config = TransformerConfig(
-            num_classes, num_classes, d_model=d_model, num_heads=num_heads, d_ff=d_ff,
-            num_encoder_layers=num_layers, dropout=dropout, max_len=num_patches, norm_first=True,
-            activation="gelu", positions=positions, pad_id=0, bos_id=0, eos_id=0,
-        )  # fmt: skip
+            num_classes,
+            num_classes,
+            d_model=d_model,
+            num_heads=num_heads,
+            d_ff=d_ff,
+            num_encoder_layers=num_layers,
+            dropout=dropout,
+            max_len=num_patches,
+            norm_first=True,
+            activation="gelu",
+            positions=positions,
+            pad_id=0,
+            bos_id=0,
+            eos_id=0,
+        )
         self.image_size, self.patch_size, self.channels = (height, width), patch_size, channels
         self.embed = nn.Linear(channels * patch_size**2, d_model)
         kind = _ADDED.get(positions)
@@ -81,9 +92,7 @@ class PatchTransformer(nn.Module):
         self.norm = nn.LayerNorm(d_model)
         self.head = nn.Linear(d_model, num_classes)
 
-    def patches(
-        self, images: Float[Tensor, "B channels H W"]
-    ) -> Float[Tensor, "B N P"]:
+    def patches(self, images: Float[Tensor, "B channels H W"]) -> Float[Tensor, "B N P"]:
         """Cut images into ``N`` patches of ``P = channels·patch_size²`` numbers.
 
         Raises:
@@ -95,9 +104,7 @@ class PatchTransformer(nn.Module):
                 f"images must have shape (B, {', '.join(map(str, expected))}), "
                 f"but have {tuple(images.shape)}"
             )
-        return F.unfold(
-            images, self.patch_size, stride=self.patch_size
-        ).transpose(1, 2)
+        return F.unfold(images, self.patch_size, stride=self.patch_size).transpose(1, 2)
 
     def forward(
         self, images: Float[Tensor, "B channels H W"], record: Record = None
@@ -136,9 +143,7 @@ class ConvNet(nn.Module):
         )
         self.head = nn.Linear(2 * width, num_classes)
 
-    def forward(
-        self, images: Float[Tensor, "B channels H W"]
-    ) -> Float[Tensor, "B C"]:
+    def forward(self, images: Float[Tensor, "B channels H W"]) -> Float[Tensor, "B C"]:
         """Logits of images of at least 2 × 2 pixels."""
         first, second, third = self.convolutions
         x = F.max_pool2d(torch.relu(second(torch.relu(first(images)))), 2)

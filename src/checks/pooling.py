@@ -41,10 +41,12 @@ def check_attention_pooling(function: Callable) -> None:
             Case("scores beyond ±900", (far, near, v), LARGE),
             Case("float64", wide, FLOAT64),
             Case(
-                "gradients", (q, k, v), "use tensor operations from arguments to result",
+                "gradients",
+                (q, k, v),
+                "use tensor operations from arguments to result",
                 gradients=("query", "keys", "values"),
             ),
-        ]  # fmt: skip
+        ]
 
     run("check_attention_pooling", function, reference, cases)
 
@@ -81,16 +83,19 @@ def check_leave_one_out(function: Callable) -> None:
             Case("two points", (keys[:2], values[:2], width), "each must predict the other"),
             Case("two points at the same place", (twice, values, width), by_number),
             Case(
-                "a point far from all others", (lonely, values, width),
+                "a point far from all others",
+                (lonely, values, width),
                 "exp of a large negative number is 0, and 0 / 0 is NaN: apply a softmax to "
                 "-((x - y) / width)**2 / 2",
             ),
             Case("float64", wide, FLOAT64),
             Case(
-                "gradients", (keys, values, width), "keep the width a tensor: no `float(width)`",
+                "gradients",
+                (keys, values, width),
+                "keep the width a tensor: no `float(width)`",
                 gradients=("keys", "values", "width"),
             ),
-        ]  # fmt: skip
+        ]
 
     run("check_leave_one_out", function, reference, cases)
 
@@ -126,23 +131,26 @@ def check_masked_softmax(function: Callable) -> None:
         return [
             Case("a mask for each query", (scores, mask), "zeros for forbidden keys, dim=-1"),
             Case(
-                "one mask for all queries", (scores, mask[:, :1]),
+                "one mask for all queries",
+                (scores, mask[:, :1]),
                 "the mask (B, 1, S) must broadcast: `masked_fill` and `where` do it",
             ),
             Case("a row whose keys are all masked", (scores, empty), EMPTY),
             Case("allowed scores of -3 million", (low, few), LOWEST),
             Case("scores of several hundreds", (400 * scores, mask), LARGE),
             Case(
-                "float16", (scores.half(), mask),
+                "float16",
+                (scores.half(), mask),
                 "weights in the dtype of the scores; a fill of -1e9 does not fit into float16",
             ),
             Case(
-                "gradients with an all-masked row", (scores, empty),
+                "gradients with an all-masked row",
+                (scores, empty),
                 "0 / 0 leaves NaN in the gradient even where the result is mended: fill such a "
                 "row with zeros before the softmax",
                 gradients=("scores",),
             ),
-        ]  # fmt: skip
+        ]
 
     run("check_masked_softmax", function, reference, cases)
 
@@ -207,14 +215,17 @@ def check_attend_in_pieces(function: Callable) -> None:
             Case("another size: 5 at a time", (additive, q, k, v, 5), "use `size`, not 16"),
             Case("fewer queries than fit", (additive, q[:11], k, v, 16), PIECES),
             Case(
-                "leading axes (2, 3)", (_Watched(DotScore()), *batch, 4),
+                "leading axes (2, 3)",
+                (_Watched(DotScore()), *batch, 4),
                 "the queries are the axis before the last: split and join at dim=-2",
             ),
             Case(
-                "gradients", (additive, q, k, v, 16), "join with `torch.cat`, don't detach",
+                "gradients",
+                (additive, q, k, v, 16),
+                "join with `torch.cat`, don't detach",
                 gradients=("query", "key", "value"),
             ),
-        ]  # fmt: skip
+        ]
 
     run("check_attend_in_pieces", function, reference, cases, held)
 
@@ -259,7 +270,8 @@ def check_additive_step(function: Callable) -> None:
             Case("no padding", (state, memory, full, w_q, w_k, w), tanh),
             Case("padding", (state, memory, padded, w_q, w_k, w), mask),
             Case(
-                "as many sentences as tokens", (state, memory[:, :3], padded[:, :3], w_q, w_k, w),
+                "as many sentences as tokens",
+                (state, memory[:, :3], padded[:, :3], w_q, w_k, w),
                 "the mask has one row a sentence: axes that happen to be equal hide a mix-up",
             ),
             Case("one token", (state, memory[:, :1], full[:, :1], w_q, w_k, w), "weight 1, (B, 1)"),
@@ -267,9 +279,11 @@ def check_additive_step(function: Callable) -> None:
             Case("allowed scores of -10 billion", (state.abs(), memory, first, *low), LOWEST),
             Case("float64", (*wide[:2], padded, *wide[2:]), FLOAT64),
             Case(
-                "gradients", (state, memory, padded, w_q, w_k, w), "all weights learn from it",
+                "gradients",
+                (state, memory, padded, w_q, w_k, w),
+                "all weights learn from it",
                 gradients=("state", "memory", "w_q", "w_k", "w"),
             ),
-        ]  # fmt: skip
+        ]
 
     run("check_additive_step", function, reference, cases)

@@ -37,16 +37,19 @@ def check_layer_norm(function: Callable) -> None:
             Case("a token of equal numbers", (0 * x + 3, gain, bias, 1e-5), "eps prevents 0 / 0"),
             Case("numbers as small as eps", (0.01 * x, gain, bias, 1e-3), "eps is in the root"),
             Case(
-                "numbers near 1,000", (x + 1000, gain, bias, 1e-5),
+                "numbers near 1,000",
+                (x + 1000, gain, bias, 1e-5),
                 "E[x²] - E[x]² loses all digits here: average the squares of x - mean",
                 tolerance=2e-3,
             ),
             Case("float64", (*wide, 1e-5), FLOAT64),
             Case(
-                "gradients", (x, gain, bias, 1e-5), "mean and variance depend on x, too",
+                "gradients",
+                (x, gain, bias, 1e-5),
+                "mean and variance depend on x, too",
                 gradients=("x", "gain", "bias"),
             ),
-        ]  # fmt: skip
+        ]
 
     run("check_layer_norm", function, reference, cases)
 
@@ -82,13 +85,12 @@ def check_token_loss(function: Callable) -> None:
             Case("smoothing", (logits, full, 0, 0.2), even),
             Case("padding and smoothing", (logits, padded, 0, 0.2), f"{even}; {mean}"),
             Case(
-                "logits of several hundreds", (400 * logits, padded, 0, 0.1),
+                "logits of several hundreds",
+                (400 * logits, padded, 0, 0.1),
                 "log(softmax) is -inf where the softmax is 0: use log_softmax",
             ),
-            Case(
-                "gradients", (logits, padded, 0, 0.2), "padding gets none", gradients=("logits",)
-            ),
-        ]  # fmt: skip
+            Case("gradients", (logits, padded, 0, 0.2), "padding gets none", gradients=("logits",)),
+        ]
 
     run("check_token_loss", function, reference, cases)
 
@@ -131,10 +133,12 @@ def check_multi_head_attention(function: Callable) -> None:
             Case("allowed scores of -10 billion", (x, *low, 3, first), LOWEST),
             Case("float64", (x.double(), *wide, 7, padded), FLOAT64),
             Case(
-                "gradients", (x, *matrices, 3, padded), "all four matrices learn",
+                "gradients",
+                (x, *matrices, 3, padded),
+                "all four matrices learn",
                 gradients=("x", "w_q", "w_k", "w_v", "w_o"),
             ),
-        ]  # fmt: skip
+        ]
 
     run("check_multi_head_attention", function, reference, cases)
 

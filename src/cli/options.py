@@ -31,9 +31,11 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(
-            **kwargs, allow_abbrev=False, argument_default=argparse.SUPPRESS,
+            **kwargs,
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
             formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
+        )
         self.defaults: dict[str, Any] = {}
         self.kinds: dict[str, argparse.Action] = {}
         self.optional: set[str] = set()  # what may be None although its default is not
@@ -81,8 +83,9 @@ class Parser(argparse.ArgumentParser):
                 self.optional.add(field.name)
             kind = typing.get_args(kind)[0] if optional else kind
             kwargs: dict[str, Any] = {
-                "type": _or_none(kind) if optional else kind, "metavar": kind.__name__.upper()
-            }  # fmt: skip
+                "type": _or_none(kind) if optional else kind,
+                "metavar": kind.__name__.upper(),
+            }
             if kind is bool:
                 kwargs = {"action": argparse.BooleanOptionalAction}
             elif typing.get_origin(kind) is tuple:
@@ -90,9 +93,13 @@ class Parser(argparse.ArgumentParser):
                 kwargs = {"type": number[0], "nargs": len(number), "metavar": "X"}
             default = None if shown or field.default is dataclasses.MISSING else field.default
             self.option(
-                group, flag(field.name), default=default,
-                help=texts.get(field.name, field.name), shown=shown, **kwargs,
-            )  # fmt: skip
+                group,
+                flag(field.name),
+                default=default,
+                help=texts.get(field.name, field.name),
+                shown=shown,
+                **kwargs,
+            )
 
     def at_least(self, options: Mapping[str, Any], **smallest: int) -> None:
         """Leave with status 2 if a number is below the smallest that its option may have."""
@@ -129,9 +136,10 @@ class Parser(argparse.ArgumentParser):
                 values = value if isinstance(value, list) else [value]
                 # "--x=-1": a value may look like a flag; with several values it must not.
                 words += (
-                    [f"{flag(name)}={values[0]}"] if len(values) == 1
+                    [f"{flag(name)}={values[0]}"]
+                    if len(values) == 1
                     else [flag(name), *map(str, values)]
-                )  # fmt: skip
+                )
         return self.given(words) | nothing
 
 

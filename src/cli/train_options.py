@@ -14,8 +14,10 @@ from src.training.checkpoints import check_config
 from src.training.config import TrainingConfig
 
 PRESETS = {
-    "tiny": TransformerConfig.tiny, "base": TransformerConfig.base, "big": TransformerConfig.big
-}  # fmt: skip
+    "tiny": TransformerConfig.tiny,
+    "base": TransformerConfig.base,
+    "big": TransformerConfig.big,
+}
 TOKENIZERS = {"word": WordTokenizer, "subword": SubwordTokenizer}
 # These exclude each other: a flag takes away what the configuration file says.
 CORPORA, BATCHES = {"tatoeba", "tsv", "moses"}, {"batch_size", "max_tokens"}
@@ -24,11 +26,26 @@ DERIVED = {"src_vocab_size", "tgt_vocab_size", "pad_id", "bos_id", "eos_id", "nu
 # What may differ when a run is resumed: how long, when to look, where and how to compute, and how
 # the corpus is spelled: its digest says whether it is the same.
 FREE = {
-    *CORPORA, "max_words",
-    "steps", "epochs", "seconds", "log_every", "eval_every", "save_every", "patience", "compile",
-    "config", "out", "resume", "device", "sharding", "bleu_sentences", "beam_size", "tensorboard",
+    *CORPORA,
+    "max_words",
+    "steps",
+    "epochs",
+    "seconds",
+    "log_every",
+    "eval_every",
+    "save_every",
+    "patience",
+    "compile",
+    "config",
+    "out",
+    "resume",
+    "device",
+    "sharding",
+    "bleu_sentences",
+    "beam_size",
+    "tensorboard",
     "progress",
-}  # fmt: skip
+}
 
 
 def build_parser(description: str) -> Parser:
@@ -38,28 +55,56 @@ def build_parser(description: str) -> Parser:
     run = parser.add_argument_group("run")
     option(run, "--out", metavar="DIR", help="folder of the run")
     option(run, "--config", metavar="FILE", help="TOML or JSON file of settings; flags win")
-    option(run, "--resume", action=BooleanOptionalAction, default=False,
-           help="go on with the run in --out; start it if there is none yet")
+    option(
+        run,
+        "--resume",
+        action=BooleanOptionalAction,
+        default=False,
+        help="go on with the run in --out; start it if there is none yet",
+    )
     option(run, "--device", metavar="NAME", help="such as cpu or cuda:1", shown="the best at hand")
-    option(run, "--sharding", choices=distributed.SHARDING, default="ddp",
-           help="how several processes share the work: copies of the model, or parts")
-    option(run, "--tensorboard", action=BooleanOptionalAction, default=True,
-           help="log for TensorBoard")
-    option(run, "--progress", action=BooleanOptionalAction, shown="in a terminal",
-           help="show a bar")
+    option(
+        run,
+        "--sharding",
+        choices=distributed.SHARDING,
+        default="ddp",
+        help="how several processes share the work: copies of the model, or parts",
+    )
+    option(
+        run, "--tensorboard", action=BooleanOptionalAction, default=True, help="log for TensorBoard"
+    )
+    option(
+        run, "--progress", action=BooleanOptionalAction, shown="in a terminal", help="show a bar"
+    )
     data = parser.add_argument_group("corpus (one of the first three)")
-    option(data, "--tatoeba", metavar="LANG", choices=("deu", "fra", "spa"),
-           help="English sentences of Tatoeba and their translations: deu, fra or spa")
+    option(
+        data,
+        "--tatoeba",
+        metavar="LANG",
+        choices=("deu", "fra", "spa"),
+        help="English sentences of Tatoeba and their translations: deu, fra or spa",
+    )
     option(data, "--tsv", metavar="FILE", help="a pair a line: source, tab, target")
     option(data, "--moses", nargs=2, metavar=("SRC", "TGT"), help="two files, line by line")
     option(data, "--max-words", type=int, metavar="INT", help="longest Tatoeba sentence, in words")
     option(data, "--valid-share", type=float, metavar="FLOAT", default=0.05, help="for validation")
     option(data, "--test-share", type=float, metavar="FLOAT", default=0.05, help="for the test")
-    option(data, "--tokenizer", choices=tuple(TOKENIZERS), default="subword",
-           help="whole words, or byte pairs")
+    option(
+        data,
+        "--tokenizer",
+        choices=tuple(TOKENIZERS),
+        default="subword",
+        help="whole words, or byte pairs",
+    )
     option(data, "--vocab-size", type=int, metavar="INT", default=8000, help="of each side")
-    option(data, "--max-tokens", type=int, metavar="INT", default=4096,
-           help="cells of a batch in each process, padding counted")
+    option(
+        data,
+        "--max-tokens",
+        type=int,
+        metavar="INT",
+        default=4096,
+        help="cells of a batch in each process, padding counted",
+    )
     option(data, "--batch-size", type=int, metavar="INT", help="sentences of a batch, instead")
     model = parser.add_argument_group("model")
     option(model, "--preset", choices=tuple(PRESETS), default="base", help="sizes to start from")
@@ -67,10 +112,16 @@ def build_parser(description: str) -> Parser:
     training = parser.add_argument_group("training (--steps, --epochs or --seconds is needed)")
     parser.fields(training, TrainingConfig)
     quality = parser.add_argument_group("translation quality")
-    option(quality, "--bleu-sentences", type=int, metavar="INT", default=500,
-           help="validation sentences to translate at each evaluation; 0 for none")
+    option(
+        quality,
+        "--bleu-sentences",
+        type=int,
+        metavar="INT",
+        default=500,
+        help="validation sentences to translate at each evaluation; 0 for none",
+    )
     option(quality, "--beam-size", type=int, metavar="INT", default=4, help="for the test's BLEU")
-    return parser  # fmt: skip
+    return parser
 
 
 def read_options(argv: Sequence[str] | None, description: str) -> dict[str, Any]:

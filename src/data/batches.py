@@ -164,8 +164,7 @@ class BucketedBatches:
     ) -> None:
         if (max_tokens is None) == (batch_size is None):
             raise ValueError(
-                "give either max_tokens or batch_size, "
-                f"but they are {max_tokens} and {batch_size}"
+                f"give either max_tokens or batch_size, but they are {max_tokens} and {batch_size}"
             )
         for name, value in (("max_tokens", max_tokens), ("batch_size", batch_size)):
             if value is not None and value < 1:

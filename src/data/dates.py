@@ -18,8 +18,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["Agreement", "DatePair", "alignment_agreement", "date_pair", "english_patterns",
-           "load_dates"]  # fmt: skip
+__all__ = [
+    "Agreement",
+    "DatePair",
+    "alignment_agreement",
+    "date_pair",
+    "english_patterns",
+    "load_dates",
+]
 
 FIRST, LAST = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
 
@@ -141,9 +147,7 @@ def load_dates(
     return pairs[:num_train], pairs[num_train:]
 
 
-def alignment_agreement(
-    weights: Float[Tensor, "B T S"], pairs: Sequence[DatePair]
-) -> Agreement:
+def alignment_agreement(weights: Float[Tensor, "B T S"], pairs: Sequence[DatePair]) -> Agreement:
     """Compare attention weights with the true alignments, over all tokens that have one.
 
     Args:
@@ -173,9 +177,7 @@ def alignment_agreement(
                 mass.append(own[t, sorted(true)].sum())
                 chance.append(len(true) / width)
     mean_mass = float(torch.stack(mass).mean())
-    return Agreement(
-        *(sum(x) / len(x) for x in (hits, near)), mean_mass, sum(chance) / len(chance)
-    )
+    return Agreement(*(sum(x) / len(x) for x in (hits, near)), mean_mass, sum(chance) / len(chance))
 
 
 def _parts(date: datetime.date, pattern: str, locale: str) -> list[tuple[str, str]]:

@@ -61,9 +61,7 @@ def read_moses(src_path: str | Path, tgt_path: str | Path) -> list[Pair]:
     """
     sources, targets = list(read_lines(src_path)), list(read_lines(tgt_path))
     if len(sources) != len(targets):
-        raise CorpusError(
-            f"{src_path} has {len(sources)} lines, but {tgt_path} has {len(targets)}"
-        )
+        raise CorpusError(f"{src_path} has {len(sources)} lines, but {tgt_path} has {len(targets)}")
     return [
         Pair(_sentence(*source), _sentence(*target)) for source, target in zip(sources, targets)
     ]

@@ -48,8 +48,7 @@ def split_pairs(
     """
     if min(valid, test) < 0 or valid + test >= 1:
         raise ValueError(
-            "valid and test must be at least 0 and sum to less than 1, "
-            f"but are {valid} and {test}"
+            f"valid and test must be at least 0 and sum to less than 1, but are {valid} and {test}"
         )
     pairs = list(pairs)
     keys = [(("source", _key(s)), ("target", _key(t))) for s, t in pairs]
@@ -122,9 +121,11 @@ def easy_subset(
         ValueError: If a number is below 1.
     """
     limits = {
-        "num_words": num_words, "max_tokens": max_tokens,
-        "num_target_words": num_target_words, "max_target_tokens": max_target_tokens,
-    }  # fmt: skip
+        "num_words": num_words,
+        "max_tokens": max_tokens,
+        "num_target_words": num_target_words,
+        "max_target_tokens": max_target_tokens,
+    }
     for name, value in limits.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, but is {value}")

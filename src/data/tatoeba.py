@@ -26,11 +26,31 @@ from src.data.splits import Splits, easy_subset, split_pairs
 from src.data.tokenization import SubwordTokenizer, Tokenizer, WordTokenizer, normalise, split_words
 
 __all__ = [
-    "Batch", "BucketedBatches", "Cleaning", "CorpusError", "Example", "Pair", "Splits",
-    "SubwordTokenizer", "Tokenizer", "WordTokenizer", "clean_pairs", "easy_subset",
-    "encode_pairs", "encode_source", "encode_target", "is_suitable", "load_pairs", "normalise",
-    "pad", "read_moses", "read_tatoeba", "read_tsv", "split_pairs", "split_words",
-]  # fmt: skip
+    "Batch",
+    "BucketedBatches",
+    "Cleaning",
+    "CorpusError",
+    "Example",
+    "Pair",
+    "Splits",
+    "SubwordTokenizer",
+    "Tokenizer",
+    "WordTokenizer",
+    "clean_pairs",
+    "easy_subset",
+    "encode_pairs",
+    "encode_source",
+    "encode_target",
+    "is_suitable",
+    "load_pairs",
+    "normalise",
+    "pad",
+    "read_moses",
+    "read_tatoeba",
+    "read_tsv",
+    "split_pairs",
+    "split_words",
+]
 
 # Columns of the Tatoeba file that are used; the others are id, Japanese, Dutch, Swedish, audio.
 _ENGLISH = 2
@@ -194,4 +214,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for target in [chosen] if chosen else sorted(_TARGETS):
         print()
         print(_describe(target, *clean_pairs(read_tatoeba(target), target)))
-

@@ -26,18 +26,26 @@ def transformer_diagram() -> Figure:
     _frame(axis, 5.5, 2.35, 3.6, 4.7, "decoder layer, N times")
     left, right = 2.7, 7.3
     encoder = [
-        (0.55, "source ids", None), (1.55, "embedding + position", ORANGE),
-        (2.75, "self-attention", BLUE), (3.45, "Add & Norm", GREEN),
-        (4.15, "feed-forward", SKY), (4.85, "Add & Norm", GREEN),
-    ]  # fmt: skip
+        (0.55, "source ids", None),
+        (1.55, "embedding + position", ORANGE),
+        (2.75, "self-attention", BLUE),
+        (3.45, "Add & Norm", GREEN),
+        (4.15, "feed-forward", SKY),
+        (4.85, "Add & Norm", GREEN),
+    ]
     decoder = [
-        (0.55, "target ids, shifted right", None), (1.55, "embedding + position", ORANGE),
-        (2.75, "masked self-attention", BLUE), (3.45, "Add & Norm", GREEN),
-        (4.3, "cross-attention", BLUE), (5.0, "Add & Norm", GREEN),
-        (5.8, "feed-forward", SKY), (6.5, "Add & Norm", GREEN),
-        (7.75, "output matrix", ORANGE), (8.55, "softmax", ORANGE),
+        (0.55, "target ids, shifted right", None),
+        (1.55, "embedding + position", ORANGE),
+        (2.75, "masked self-attention", BLUE),
+        (3.45, "Add & Norm", GREEN),
+        (4.3, "cross-attention", BLUE),
+        (5.0, "Add & Norm", GREEN),
+        (5.8, "feed-forward", SKY),
+        (6.5, "Add & Norm", GREEN),
+        (7.75, "output matrix", ORANGE),
+        (8.55, "softmax", ORANGE),
         (9.5, "probabilities of the next token", None),
-    ]  # fmt: skip
+    ]
     for centre, blocks in ((left, encoder), (right, decoder)):
         for (low, *_), (high, *_) in zip(blocks, blocks[1:], strict=False):
             _arrow(axis, (centre, low + 0.24), (centre, high - 0.24))
@@ -58,20 +66,31 @@ def _block(axis: Axes, x: float, y: float, text: str, color: str | None) -> None
     if color is not None:
         axis.add_patch(
             FancyBboxPatch(
-                (x - 1.4, y - 0.19), 2.8, 0.38, boxstyle="round,pad=0.05",
-                facecolor=color + "33", edgecolor=color, linewidth=1.2,
+                (x - 1.4, y - 0.19),
+                2.8,
+                0.38,
+                boxstyle="round,pad=0.05",
+                facecolor=color + "33",
+                edgecolor=color,
+                linewidth=1.2,
             )
-        )  # fmt: skip
+        )
     axis.text(x, y, text, ha="center", va="center", fontsize=8.5)
 
 
 def _frame(axis: Axes, x: float, y: float, width: float, height: float, text: str) -> None:
     axis.add_patch(
         FancyBboxPatch(
-            (x, y), width, height, boxstyle="round,pad=0.05", facecolor="#f5f5f5",
-            edgecolor="#999999", linestyle=(0, (4, 3)), linewidth=1,
+            (x, y),
+            width,
+            height,
+            boxstyle="round,pad=0.05",
+            facecolor="#f5f5f5",
+            edgecolor="#999999",
+            linestyle=(0, (4, 3)),
+            linewidth=1,
         )
-    )  # fmt: skip
+    )
     rotated = {"rotation": 90, "ha": "center", "va": "center", "fontsize": 8, "color": GREY}
     side = x - 0.25 if x < 5 else x + width + 0.3
     axis.text(side, y + height / 2, text, **rotated)
@@ -86,6 +105,8 @@ def _residual(axis: Axes, x: float, sublayer: float, norm: float) -> None:
 
 def _arrow(axis: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
     axis.annotate(
-        "", end, start, arrowprops={"arrowstyle": "-|>", "color": GREY, "lw": 1.2, "shrinkA": 0,
-                                    "shrinkB": 0},
-    )  # fmt: skip
+        "",
+        end,
+        start,
+        arrowprops={"arrowstyle": "-|>", "color": GREY, "lw": 1.2, "shrinkA": 0, "shrinkB": 0},
+    )

@@ -24,8 +24,14 @@ from matplotlib.figure import Figure
 
 # Okabe & Ito (2008), "Color Universal Design": black first, yellow left out (too faint on white).
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = COLORS = (
-    "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7",
-)  # fmt: skip
+    "#000000",
+    "#E69F00",
+    "#56B4E9",
+    "#009E73",
+    "#0072B2",
+    "#D55E00",
+    "#CC79A7",
+)
 LINE_COLORS = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, BLACK)
 DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)), (0, (1, 1)), "-")
 REFERENCE = {"color": "#777777", "linestyle": (0, (4, 3)), "linewidth": 1.0, "zorder": 1}
@@ -158,9 +164,13 @@ def heatmap(
     figure, axes = panels(count, columns=per_row, height=height, layout="compressed")
     for index, (axis, matrix) in enumerate(zip(axes, data, strict=True)):
         image = axis.imshow(
-            matrix, vmin=low, vmax=high, cmap="PuOr" if signed else "Blues",
-            interpolation="nearest", aspect="equal",
-        )  # fmt: skip
+            matrix,
+            vmin=low,
+            vmax=high,
+            cmap="PuOr" if signed else "Blues",
+            interpolation="nearest",
+            aspect="equal",
+        )
         axis.grid(False)
         axis.spines[:].set_visible(True)
         _label_cells(axis, rows, columns)
@@ -233,9 +243,12 @@ def curves(
             style["marker"] = MARKERS[index] if markers else None
         ax.plot(own_x, values, label=name, **style)
     ax.set(
-        xlabel=xlabel, ylabel=ylabel, title=title or "",
-        xscale="log" if logx else "linear", yscale="log" if logy else "linear",
-    )  # fmt: skip
+        xlabel=xlabel,
+        ylabel=ylabel,
+        title=title or "",
+        xscale="log" if logx else "linear",
+        yscale="log" if logy else "linear",
+    )
     if len(lines) + len(reference or {}) > 1:
         ax.legend()
     return ax
@@ -321,9 +334,12 @@ def _label_cells(axis: Axes, rows, columns) -> None:
     if columns is not None:
         turned = max(map(len, columns)) > 2
         axis.set_xticks(
-            range(len(columns)), columns, rotation=55 if turned else 0,
-            ha="right" if turned else "center", rotation_mode="anchor",
-        )  # fmt: skip
+            range(len(columns)),
+            columns,
+            rotation=55 if turned else 0,
+            ha="right" if turned else "center",
+            rotation_mode="anchor",
+        )
     else:
         axis.xaxis.get_major_locator().set_params(integer=True)
     if rows is not None:
@@ -337,6 +353,11 @@ def _annotate(axis: Axes, matrix, low: float, high: float, signed: bool) -> None
     for (row, column), value in np.ndenumerate(matrix):
         depth = abs(value) / high if signed else (value - low) / (high - low)
         axis.text(
-            column, row, f"{value:.2f}", ha="center", va="center", fontsize=7,
+            column,
+            row,
+            f"{value:.2f}",
+            ha="center",
+            va="center",
+            fontsize=7,
             color="white" if depth > 0.6 else "black",
-        )  # fmt: skip
+        )

@@ -97,8 +97,13 @@ def _tensor(name: str, values, axes: Sequence[str | int]) -> Tensor:
         values = torch.stack([value.detach() for value in values])
     tensor = torch.as_tensor(values, dtype=torch.float64).detach().cpu()
     wanted = ", ".join(map(str, axes)) + ("," if len(axes) == 1 else "")
-    fits = len(axes) == tensor.dim() and tensor.numel() and all(
-        isinstance(axis, str) or axis == size for axis, size in zip(axes, tensor.shape, strict=True)
+    fits = (
+        len(axes) == tensor.dim()
+        and tensor.numel()
+        and all(
+            isinstance(axis, str) or axis == size
+            for axis, size in zip(axes, tensor.shape, strict=True)
+        )
     )
     if not fits:
         raise ValueError(f"{name} must have shape ({wanted}), got {tuple(tensor.shape)}")

@@ -83,10 +83,15 @@ def lines(title: str, xs: Numbers, solid: Numbers, dashed: Numbers, dots: Sequen
 
 def _svg(title: str, height: int, parts: list[str]) -> str:
     return _tag(
-        "svg", _tag("title", escape(title)), *parts, role="img", viewBox=f"0 0 {WIDTH} {height}",
+        "svg",
+        _tag("title", escape(title)),
+        *parts,
+        role="img",
+        viewBox=f"0 0 {WIDTH} {height}",
         style="display:block;width:100%;max-width:26rem;height:auto;margin:0.5rem 0",
-        fill="currentColor", font_size=12,
-    )  # fmt: skip
+        fill="currentColor",
+        font_size=12,
+    )
 
 
 def _text(text: str | int, **attributes) -> str:

@@ -160,9 +160,7 @@ def on_writer(action: Callable[[], Any]) -> None:
         raise WriterFailed("process 0 failed while it wrote for all: see its message")
 
 
-def wrap(
-    model: nn.Module, sharding: str = "ddp", device: torch.device | None = None
-) -> nn.Module:
+def wrap(model: nn.Module, sharding: str = "ddp", device: torch.device | None = None) -> nn.Module:
     """Move the model, and make the gradients of all processes add up: by copies or by shards.
 
     Copies (DDP) return a wrapper and leave the model as it is. Shards (FSDP2) change the model in

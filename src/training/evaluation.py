@@ -167,9 +167,13 @@ def translate_nbest(
 
 
 def align(
-    model: nn.Module, sentence: str, target_ids: Sequence[int], src_tok: Tokenizer,
-    tgt_tok: Tokenizer, layer: int = -1,
-) -> list[tuple[int, int]]:  # fmt: skip
+    model: nn.Module,
+    sentence: str,
+    target_ids: Sequence[int],
+    src_tok: Tokenizer,
+    tgt_tok: Tokenizer,
+    layer: int = -1,
+) -> list[tuple[int, int]]:
     """Pairs (source token, target token): where each target token looks most.
 
     The weights of cross-attention are averaged over the heads of one layer. The step that
@@ -196,9 +200,13 @@ def align(
 
 
 def align_words(
-    model: nn.Module, sentence: str, target_ids: Sequence[int], src_tok: Tokenizer,
-    tgt_tok: Tokenizer, layer: int = -1,
-) -> list[tuple[int, int]]:  # fmt: skip
+    model: nn.Module,
+    sentence: str,
+    target_ids: Sequence[int],
+    src_tok: Tokenizer,
+    tgt_tok: Tokenizer,
+    layer: int = -1,
+) -> list[tuple[int, int]]:
     """Pairs (source word, target word) of `align`, as Moses counts them.
 
     Words are what white space sets apart in ``sentence`` and in the decoded translation. One that
@@ -209,8 +217,7 @@ def align_words(
     count = len(tgt_tok.decode(target_ids).split())
     # Where one more letter would go is the word that a token belongs to.
     target = [
-        len((tgt_tok.decode(target_ids[: t + 1]) + "x").split()) - 1
-        for t in range(len(target_ids))
+        len((tgt_tok.decode(target_ids[: t + 1]) + "x").split()) - 1 for t in range(len(target_ids))
     ]
     pairs = align(model, sentence, target_ids, src_tok, tgt_tok, layer)
     # Normalising can join words, « so », which then have fewer tokens than one by one, or more.
@@ -226,9 +233,7 @@ class BLEUScore:
     signature: str
 
 
-def corpus_bleu(
-    hypotheses: Sequence[str], references: Sequence[str], **options
-) -> BLEUScore:
+def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], **options) -> BLEUScore:
     """BLEU of a whole corpus by sacrebleu, one reference for each hypothesis.
 
     Empty and very short outputs count as what they are: bad ones. Only where no reference has
@@ -316,9 +321,13 @@ def _decode(model, src, limits, tgt_tok, beam, forbidden_ids):
     room = "max_len" in inspect.signature(model.stepper).parameters
     step = model.stepper(src, max_len=longest) if room else model.stepper(src)
     options = {
-        "bos_id": tgt_tok.bos_id, "eos_id": tgt_tok.eos_id, "pad_id": tgt_tok.pad_id,
-        "max_len": limits, "forbidden_ids": forbidden_ids, "device": src.device,
-    }  # fmt: skip
+        "bos_id": tgt_tok.bos_id,
+        "eos_id": tgt_tok.eos_id,
+        "pad_id": tgt_tok.pad_id,
+        "max_len": limits,
+        "forbidden_ids": forbidden_ids,
+        "device": src.device,
+    }
     if beam["beam_size"] > 1:
         return decoding.beam_search(step, len(src), **beam, **options)
     tokens, scores = decoding.greedy(step, len(src), return_scores=True, **options)

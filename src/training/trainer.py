@@ -1,5 +1,4 @@
-"""Training: one loop for one process or many, with evaluation, early stop and exact resumption.
-"""
+"""Training: one loop for one process or many, with evaluation, early stop and exact resumption."""
 
 import random
 import time
@@ -31,10 +30,22 @@ from src.training.optimization import make_optimizer, token_loss, warmup_rate, w
 from src.training.updater import Updater
 
 __all__ = [
-    "Evaluation", "Record", "Trainer", "TrainingConfig", "corpus_bleu", "evaluate",
-    "load_checkpoint", "make_optimizer", "pick_device", "save_checkpoint", "switched",
-    "token_loss", "translate", "warmup_rate", "warmup_schedule",
-]  # fmt: skip
+    "Evaluation",
+    "Record",
+    "Trainer",
+    "TrainingConfig",
+    "corpus_bleu",
+    "evaluate",
+    "load_checkpoint",
+    "make_optimizer",
+    "pick_device",
+    "save_checkpoint",
+    "switched",
+    "token_loss",
+    "translate",
+    "warmup_rate",
+    "warmup_schedule",
+]
 
 Callback = Callable[["Trainer", Record | Evaluation], None]
 COUNTERS = ("step", "epoch", "tokens", "seconds", "best", "stale", "_looked")
@@ -100,9 +111,13 @@ class Trainer:
         self.directory = None if directory is None else Path(directory)
         self.model_config = dict(model_config)
         self.updater = Updater(
-            model, config, pad_id=pad_id, device=pick_device(device),
-            d_model=d_model or getattr(own, "d_model", None), sharding=sharding,
-        )  # fmt: skip
+            model,
+            config,
+            pad_id=pad_id,
+            device=pick_device(device),
+            d_model=d_model or getattr(own, "d_model", None),
+            sharding=sharding,
+        )
         self.history: list[Record] = []
         self.evaluations: list[Evaluation] = []
         self.step = self.epoch = self.position = self.tokens = self.stale = 0
@@ -245,8 +260,14 @@ class Trainer:
         self._window = (self.tokens, self.seconds)
         self.updater.clear()
         record = Record(
-            self.step, self.epoch, self.tokens, self.seconds, loss, self.updater.lr, grad_norm,
-        )  # fmt: skip
+            self.step,
+            self.epoch,
+            self.tokens,
+            self.seconds,
+            loss,
+            self.updater.lr,
+            grad_norm,
+        )
         self.history.append(record)
         self._tell(record)
 
@@ -315,9 +336,12 @@ class Trainer:
         }
         distributed.on_writer(lambda: Path(path).parent.mkdir(parents=True, exist_ok=True))
         save_checkpoint(
-            path, self.model, config=self.model_config, optimizer=self.updater.optimizer,
+            path,
+            self.model,
+            config=self.model_config,
+            optimizer=self.updater.optimizer,
             state=state,
-        )  # fmt: skip
+        )
 
     def resume(self, path: str | Path | None = None) -> bool:
         """Go on where a checkpoint was written; `fit` then gives what it would have given.

@@ -68,9 +68,12 @@ class Updater:
             self.forward = torch.compile(self.wrapped, dynamic=True)
             self.token_loss = torch.compile(token_loss, dynamic=True)
         self.optimizer = make_optimizer(
-            self.model, config.optimizer,
-            betas=config.betas, eps=config.eps, weight_decay=config.weight_decay,
-        )  # fmt: skip
+            self.model,
+            config.optimizer,
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+        )
         peak = {"d_model": d_model} if config.lr is None else {"peak_lr": config.lr}
         self.schedule = warmup_schedule(
             self.optimizer, config.warmup, after=config.schedule, **peak
