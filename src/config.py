@@ -33,9 +33,15 @@ def check_types(fields: Any) -> None:
     """
     for field in dataclasses.fields(fields):
         value, declared = getattr(fields, field.name), field.type
-        kinds = (tuple,) if get_origin(declared) is tuple else get_args(declared) or (declared,)
+        kinds = (
+            (tuple,)
+            if get_origin(declared) is tuple
+            else get_args(declared) or (declared,)
+        )
         accepted = tuple({kind for own in kinds for kind in _ACCEPTED.get(own, (own,))})
-        if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
+        if not isinstance(value, accepted) or (
+            isinstance(value, bool) and bool not in kinds
+        ):
             rule = " or ".join(_NAMES[kind] for kind in kinds)
             raise TypeError(f"{field.name} must be {rule}, but is {value!r}")
 
@@ -59,7 +65,9 @@ class Configuration:
             ValueError: If a name is not a field, or a value is out of its range.
             TypeError: If a value is of another type than its field.
         """
-        unknown = sorted(set(fields) - {field.name for field in dataclasses.fields(cls)})
+        unknown = sorted(
+            set(fields) - {field.name for field in dataclasses.fields(cls)}
+        )
         if unknown:
             raise ValueError(f"unknown field of {cls.__name__}: {', '.join(unknown)}")
         return cls(**fields)
@@ -69,7 +77,9 @@ class Configuration:
             raise ValueError(f"{name} must be {rule}, but is {getattr(self, name)!r}")
 
     def _demand_one_of(self, name: str, choices: tuple[str, ...]) -> None:
-        self._demand(name, getattr(self, name) in choices, f"one of {', '.join(choices)}")
+        self._demand(
+            name, getattr(self, name) in choices, f"one of {', '.join(choices)}"
+        )
 
     def _demand_id(self, name: str, side: str, size: int) -> None:
         rule = f"an id of the {side} vocabulary, 0 … {size - 1}"
@@ -122,7 +132,9 @@ class LayerConfig(Configuration):
         self._demand_one_of("activation", ACTIVATIONS)
         self._demand_one_of("backend", BACKENDS)
         self._demand(
-            "num_heads", self.d_model % self.num_heads == 0, f"a divisor of d_model {self.d_model}"
+            "num_heads",
+            self.d_model % self.num_heads == 0,
+            f"a divisor of d_model {self.d_model}",
         )
 
     @property
@@ -203,7 +215,9 @@ class TransformerConfig(LayerConfig):
         )
 
     @classmethod
-    def tiny(cls, src_vocab_size: int, tgt_vocab_size: int, **fields: Any) -> "TransformerConfig":
+    def tiny(
+        cls, src_vocab_size: int, tgt_vocab_size: int, **fields: Any
+    ) -> "TransformerConfig":
         """Two layers of width 128: learns simple sentences in a CPU minute."""
         preset = {
             "d_model": 128,
@@ -217,12 +231,16 @@ class TransformerConfig(LayerConfig):
         return cls.from_dict(_sizes(src_vocab_size, tgt_vocab_size) | preset | fields)
 
     @classmethod
-    def base(cls, src_vocab_size: int, tgt_vocab_size: int, **fields: Any) -> "TransformerConfig":
+    def base(
+        cls, src_vocab_size: int, tgt_vocab_size: int, **fields: Any
+    ) -> "TransformerConfig":
         """The paper's base model: six layers of width 512 (table 3, first row)."""
         return cls.from_dict(_sizes(src_vocab_size, tgt_vocab_size) | fields)
 
     @classmethod
-    def big(cls, src_vocab_size: int, tgt_vocab_size: int, **fields: Any) -> "TransformerConfig":
+    def big(
+        cls, src_vocab_size: int, tgt_vocab_size: int, **fields: Any
+    ) -> "TransformerConfig":
         """The paper's big model: six layers of width 1024 (table 3, last row)."""
         preset = {"d_model": 1024, "num_heads": 16, "d_ff": 4096, "dropout": 0.3}
         return cls.from_dict(_sizes(src_vocab_size, tgt_vocab_size) | preset | fields)

@@ -118,7 +118,9 @@ def greedy(
         ValueError: If a number is out of range, or if logits are NaN or leave no token to choose.
         TypeError: If `max_len` or the logits have the wrong dtype.
     """
-    rules = _Rules.check(step, batch_size, bos_id, eos_id, pad_id, max_len, forbidden_ids, device)
+    rules = _Rules.check(
+        step, batch_size, bos_id, eos_id, pad_id, max_len, forbidden_ids, device
+    )
     return _decode(step, lambda logits: logits.argmax(dim=-1), rules, return_scores)
 
 
@@ -170,12 +172,16 @@ def sample(
     Source:
         Top-k: Fan et al. 2018, §5.1. Top-p ("nucleus"): Holtzman et al. 2020, §3.1.
     """
-    rules = _Rules.check(step, batch_size, bos_id, eos_id, pad_id, max_len, forbidden_ids, device)
+    rules = _Rules.check(
+        step, batch_size, bos_id, eos_id, pad_id, max_len, forbidden_ids, device
+    )
     _check_sampling(temperature, top_k, top_p)
 
     def draw(logits: Tensor) -> Tensor:
         probs, ids = sampling_candidates(logits, temperature, top_k, top_p)
-        return ids.gather(1, torch.multinomial(probs, 1, generator=generator)).squeeze(1)
+        return ids.gather(1, torch.multinomial(probs, 1, generator=generator)).squeeze(
+            1
+        )
 
     return _decode(step, draw, rules, return_scores)
 
@@ -222,7 +228,9 @@ def sampling_candidates(
 
 def _check_sampling(temperature: Real, top_k: int | None, top_p: Real | None) -> None:
     if not 0 < temperature < float("inf"):
-        raise ValueError(f"temperature must be finite and above 0, but is {temperature}")
+        raise ValueError(
+            f"temperature must be finite and above 0, but is {temperature}"
+        )
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k must be at least 1, but is {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
@@ -295,11 +303,15 @@ def beam_search(
     Source:
         Sutskever et al. 2014, §3.2; length normalisation of Wu et al. 2016, §7.
     """
-    rules = _Rules.check(step, batch_size, bos_id, eos_id, pad_id, max_len, forbidden_ids, device)
+    rules = _Rules.check(
+        step, batch_size, bos_id, eos_id, pad_id, max_len, forbidden_ids, device
+    )
     if beam_size < 1:
         raise ValueError(f"beam_size must be at least 1, but is {beam_size}")
     if not 1 <= num_return <= beam_size:
-        raise ValueError(f"num_return must be in [1, beam_size={beam_size}], but is {num_return}")
+        raise ValueError(
+            f"num_return must be in [1, beam_size={beam_size}], but is {num_return}"
+        )
     if not 0 <= length_penalty <= LARGEST_PENALTY:
         raise ValueError(
             f"length_penalty must be in [0, {LARGEST_PENALTY}], but is {length_penalty}"
@@ -336,9 +348,17 @@ class _Rules(NamedTuple):
                 raise ValueError(f"{name} must not be negative, but is {value}")
         if device is None:
             device = getattr(step, "device", "cpu")
-        limits = torch.as_tensor(max_len)  # checked where it is: a GPU would have to be waited for
-        if limits.is_floating_point() or limits.is_complex() or limits.dtype == torch.bool:
-            raise TypeError(f"max_len must be an int or hold integers, but is {limits.dtype}")
+        limits = torch.as_tensor(
+            max_len
+        )  # checked where it is: a GPU would have to be waited for
+        if (
+            limits.is_floating_point()
+            or limits.is_complex()
+            or limits.dtype == torch.bool
+        ):
+            raise TypeError(
+                f"max_len must be an int or hold integers, but is {limits.dtype}"
+            )
         if limits.shape not in ((), (batch_size,)):
             raise ValueError(
                 f"max_len must be one int or have shape (batch_size,) = ({batch_size},), "
@@ -359,7 +379,9 @@ class _Rules(NamedTuple):
         """Run one step and check what came back: float32 or float64, shape (N, V)."""
         logits = step(tokens)
         if not logits.is_floating_point():
-            raise TypeError(f"step must return floating-point logits, but they are {logits.dtype}")
+            raise TypeError(
+                f"step must return floating-point logits, but they are {logits.dtype}"
+            )
         if logits.ndim != 2 or len(logits) != len(tokens):
             raise ValueError(
                 f"step must return logits of shape (N, V) with N = {len(tokens)}, "
@@ -375,11 +397,16 @@ class _Rules(NamedTuple):
 
 
 def _decode(
-    step: StepFunction, choose: Callable[[Tensor], Tensor], rules: _Rules, return_scores: bool
+    step: StepFunction,
+    choose: Callable[[Tensor], Tensor],
+    rules: _Rules,
+    return_scores: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Greedy choice and sampling: one row a sentence, `choose` maps logits (N, V) to (N,)."""
     limits = rules.limits
-    rows = torch.arange(len(limits), device=limits.device)  # sentence of each running row
+    rows = torch.arange(
+        len(limits), device=limits.device
+    )  # sentence of each running row
     tokens = rules.first_tokens()
     history: list[tuple[Tensor, Tensor]] = []
     scores = None
@@ -418,12 +445,18 @@ class _BeamSearch:
     hypothesis is a (step, slot) pair, and `result` walks back from there once, at the end.
     """
 
-    def __init__(self, rules: _Rules, beam_size: int, alpha: Real, num_return: int) -> None:
+    def __init__(
+        self, rules: _Rules, beam_size: int, alpha: Real, num_return: int
+    ) -> None:
         self.rules, self.beam_size = rules, beam_size
         self.alpha, self.num_return = alpha, num_return
         batch = len(rules.limits)
-        self.rows = torch.arange(batch, device=rules.limits.device)  # sentences still running
-        self.history: list[tuple[Tensor, Tensor, Tensor]] = []  # rows (N,), tokens, parents (N, W)
+        self.rows = torch.arange(
+            batch, device=rules.limits.device
+        )  # sentences still running
+        self.history: list[
+            tuple[Tensor, Tensor, Tensor]
+        ] = []  # rows (N,), tokens, parents (N, W)
         # Running log-probabilities, (N, W): one empty beginning each. −inf marks a dead slot.
         self.running = torch.zeros(batch, 1, device=rules.limits.device)
         # Best hypotheses so far, (B, R): score, step of the last token, slot in that step.
@@ -467,7 +500,9 @@ class _BeamSearch:
             self.scores = ended.new_full(self.ends.shape, NEVER)
         new = ended / length_norm(last + 1, self.alpha)
         slots = torch.arange(ended.shape[1], device=ended.device).expand(ended.shape)
-        scores, pick = torch.cat([self.scores[self.rows], new], 1).topk(self.num_return, dim=1)
+        scores, pick = torch.cat([self.scores[self.rows], new], 1).topk(
+            self.num_return, dim=1
+        )
         ends = torch.cat([self.ends[self.rows], torch.full_like(slots, last)], 1)
         slots = torch.cat([self.slots[self.rows], slots], 1)
         self.scores[self.rows] = scores
@@ -491,7 +526,9 @@ class _BeamSearch:
     def result(self) -> BeamResult:
         """Walk back from each hypothesis's last token to its first."""
         if self.scores is None or (self.scores[:, 0] == NEVER).any():
-            raise ValueError("logits must leave a token to choose: a sentence has no hypothesis")
+            raise ValueError(
+                "logits must leave a token to choose: a sentence has no hypothesis"
+            )
         steps, batch, width = len(self.history), len(self.ends), self.beam_size
         trellis = self.ends.new_zeros(2, steps, batch, width)  # tokens and parents
         for t, (rows, tokens, parents) in enumerate(self.history):
@@ -503,6 +540,8 @@ class _BeamSearch:
         slots = self.slots
         for t in reversed(range(output.shape[2])):
             inside = t <= ends
-            output[:, :, t] = torch.where(inside, trellis[0, t].gather(1, slots), self.rules.pad_id)
+            output[:, :, t] = torch.where(
+                inside, trellis[0, t].gather(1, slots), self.rules.pad_id
+            )
             slots = torch.where(inside, trellis[1, t].gather(1, slots), slots)
         return BeamResult(output, self.scores)

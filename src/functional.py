@@ -65,7 +65,10 @@ def attention(
     dropout: float = 0.0,
     backend: str = "sdpa",
     return_weights: bool = False,
-) -> Float[Tensor, "*axes T Kv"] | tuple[Float[Tensor, "*axes T Kv"], Float[Tensor, "*axes T S"]]:
+) -> (
+    Float[Tensor, "*axes T Kv"]
+    | tuple[Float[Tensor, "*axes T Kv"], Float[Tensor, "*axes T S"]]
+):
     """Scaled dot-product attention: ``softmax(query·keyᵀ · scale) · value``.
 
     Args:
@@ -99,7 +102,9 @@ def attention(
     num_queries, num_keys = query.shape[-2], key.shape[-2]
     if mask is not None:
         check_mask(mask, (*query.shape[:-1], num_keys))
-    fused = backend == "sdpa" and not return_weights and query.device.type in FUSED_DEVICES
+    fused = (
+        backend == "sdpa" and not return_weights and query.device.type in FUSED_DEVICES
+    )
     # One query sees the whole cache, and the kernel's own flag is right where
     # S = T without a mask; only the rest needs the causal mask as a tensor.
     fused_causal = fused and is_causal and mask is None and num_queries == num_keys
@@ -145,7 +150,9 @@ def check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
             broadcast silently over the wrong axes: ``(B, S)`` is taken for ``(T, S)`` if B = T.
     """
     if mask.dtype != torch.bool:
-        raise TypeError(f"mask must be boolean (True = may attend), but has dtype {mask.dtype}")
+        raise TypeError(
+            f"mask must be boolean (True = may attend), but has dtype {mask.dtype}"
+        )
     if mask.dim() != len(shape):
         raise ValueError(
             f"mask must have rank {len(shape)}, as the scores have, but has shape "
@@ -162,7 +169,9 @@ def _check_attention(
     query: Tensor, key: Tensor, value: Tensor, dropout: float, backend: str
 ) -> None:
     if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, but is {backend!r}")
+        raise ValueError(
+            f"backend must be one of {', '.join(BACKENDS)}, but is {backend!r}"
+        )
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, but is {dropout}")
     if query.shape[-1] != key.shape[-1]:

@@ -46,11 +46,15 @@ class Embeddings(nn.Module):
         kind = kinds.get(config.positions)
         self.positions = kind(d_model, config.max_len) if kind else None
         self.types = nn.Embedding(num_token_types, d_model) if num_token_types else None
-        self.norm = nn.LayerNorm(d_model, config.norm_eps) if config.embedding_norm else None
+        self.norm = (
+            nn.LayerNorm(d_model, config.norm_eps) if config.embedding_norm else None
+        )
         self.dropout = nn.Dropout(config.dropout)
         self.max_len = config.max_len
 
-    def forward(self, ids: Int[Tensor, "B T"], offset: int = 0) -> Float[Tensor, "B T D"]:
+    def forward(
+        self, ids: Int[Tensor, "B T"], offset: int = 0
+    ) -> Float[Tensor, "B T D"]:
         """Embed ``ids``, the first of which stands at position ``offset``.
 
         Raises:
@@ -72,7 +76,9 @@ class Embeddings(nn.Module):
         if ids.dim() != 2:
             raise ValueError(f"ids must have shape (B, T), but have {tuple(ids.shape)}")
         if ids.numel() == 0:
-            raise ValueError(f"ids must hold at least one token, but has shape {tuple(ids.shape)}")
+            raise ValueError(
+                f"ids must hold at least one token, but has shape {tuple(ids.shape)}"
+            )
         if offset + ids.shape[1] > self.max_len:
             raise ValueError(
                 f"max_len is {self.max_len}, but the sequence reaches position "
@@ -257,12 +263,17 @@ class DecoderLayer(nn.Module):
 
 def _attention(config: TransformerConfig) -> MultiHeadAttention:
     return MultiHeadAttention(
-        config.d_model, config.num_heads, dropout=config.attention_dropout, backend=config.backend
+        config.d_model,
+        config.num_heads,
+        dropout=config.attention_dropout,
+        backend=config.backend,
     )
 
 
 def _feed_forward(config: TransformerConfig) -> FeedForward:
-    return FeedForward(config.d_model, config.d_ff, config.ffn_dropout, config.activation)
+    return FeedForward(
+        config.d_model, config.d_ff, config.ffn_dropout, config.activation
+    )
 
 
 def _kept(result: Tensor | tuple[Tensor, Tensor], record: Record) -> Tensor:

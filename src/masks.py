@@ -54,17 +54,24 @@ def valid_lens_mask(
         raise ValueError(
             f"valid_lens must have shape (B,) or (B, T), but has shape {tuple(valid_lens.shape)}"
         )
-    if valid_lens.numel() and not 0 <= int(valid_lens.min()) <= int(valid_lens.max()) <= num_keys:
+    if (
+        valid_lens.numel()
+        and not 0 <= int(valid_lens.min()) <= int(valid_lens.max()) <= num_keys
+    ):
         raise ValueError(
             f"valid_lens must lie in 0 … {num_keys} (the number of keys), but it spans "
             f"{int(valid_lens.min())} … {int(valid_lens.max())}"
         )
-    lens = valid_lens.unsqueeze(-1) if valid_lens.dim() == 2 else valid_lens[:, None, None]
+    lens = (
+        valid_lens.unsqueeze(-1) if valid_lens.dim() == 2 else valid_lens[:, None, None]
+    )
     return torch.arange(num_keys, device=valid_lens.device) < lens
 
 
 def causal_mask(
-    num_queries: int, num_keys: int | None = None, device: torch.device | str | None = None
+    num_queries: int,
+    num_keys: int | None = None,
+    device: torch.device | str | None = None,
 ) -> Bool[Tensor, "1 T S"]:
     """Let a query attend to its own position and to every earlier one.
 
@@ -117,7 +124,9 @@ def window_mask(
     return (distance <= left) & (distance >= -right)
 
 
-def from_key_padding_mask(key_padding_mask: Bool[Tensor, "B S"]) -> Bool[Tensor, "B 1 S"]:
+def from_key_padding_mask(
+    key_padding_mask: Bool[Tensor, "B S"],
+) -> Bool[Tensor, "B 1 S"]:
     """Convert ``torch.nn``'s ``key_padding_mask`` (True = ignore this key) to our convention.
 
     Raises:
@@ -127,7 +136,9 @@ def from_key_padding_mask(key_padding_mask: Bool[Tensor, "B S"]) -> Bool[Tensor,
     return ~key_padding_mask.unsqueeze(1)
 
 
-def to_additive(mask: Bool[Tensor, "*axes"], dtype: torch.dtype) -> Float[Tensor, "*axes"]:
+def to_additive(
+    mask: Bool[Tensor, "*axes"], dtype: torch.dtype
+) -> Float[Tensor, "*axes"]:
     """Convert to a mask that is *added* to the scores: 0 where allowed, −inf where not.
 
     Raises:
@@ -149,7 +160,9 @@ def from_additive(mask: Float[Tensor, "*axes"]) -> Bool[Tensor, "*axes"]:
     """
     allowed = mask == 0
     if not bool((allowed | (mask == float("-inf"))).all()):
-        raise ValueError("mask must hold 0 (may attend) or -inf (may not) and nothing else")
+        raise ValueError(
+            "mask must hold 0 (may attend) or -inf (may not) and nothing else"
+        )
     return allowed
 
 

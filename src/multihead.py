@@ -51,7 +51,9 @@ class MultiHeadAttention(nn.Module):
                 f"is {num_heads}"
             )
         if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, but is {dropout}")
+            raise ValueError(
+                f"dropout must be at least 0 and below 1, but is {dropout}"
+            )
         self.d_model = d_model
         self.num_heads = num_heads
         self.head_dim = d_model // num_heads
@@ -83,7 +85,8 @@ class MultiHeadAttention(nn.Module):
         packing: Packing | None = None,
         return_weights: bool = False,
     ) -> (
-        Float[Tensor, "*tokens D"] | tuple[Float[Tensor, "*tokens D"], Float[Tensor, "B H T S_all"]]
+        Float[Tensor, "*tokens D"]
+        | tuple[Float[Tensor, "*tokens D"], Float[Tensor, "B H T S_all"]]
     ):
         """Attend from ``query`` to ``key`` and ``value``.
 
@@ -124,7 +127,13 @@ class MultiHeadAttention(nn.Module):
             self._check(mask, (k.shape[0], q.shape[2], num_keys), is_causal)
             k, v = cache.append(k, v)
         return self.attend(
-            q, k, v, mask, is_causal=is_causal, packing=packing, return_weights=return_weights
+            q,
+            k,
+            v,
+            mask,
+            is_causal=is_causal,
+            packing=packing,
+            return_weights=return_weights,
         )
 
     def project_query(
@@ -157,7 +166,10 @@ class MultiHeadAttention(nn.Module):
         is_causal: bool = False,
         packing: Packing | None = None,
         return_weights: bool = False,
-    ) -> Float[Tensor, "*tokens D"] | tuple[Float[Tensor, "*tokens D"], Float[Tensor, "BW H T S"]]:
+    ) -> (
+        Float[Tensor, "*tokens D"]
+        | tuple[Float[Tensor, "*tokens D"], Float[Tensor, "BW H T S"]]
+    ):
         """Attend within each head, concatenate the heads and mix them by ``out_proj``.
 
         ``W`` rows of queries in a row may share one row of keys and values, as the beams of a
@@ -175,7 +187,9 @@ class MultiHeadAttention(nn.Module):
         shared = _rows_per_key(query, key)
         if shared > 1:
             if is_causal:
-                raise ValueError("is_causal does not go with queries that share their keys")
+                raise ValueError(
+                    "is_causal does not go with queries that share their keys"
+                )
             query = _beside(query, shared)
             if mask is not None and mask.shape[2] > 1:
                 mask = mask.repeat(1, 1, shared, 1)
@@ -214,12 +228,16 @@ class MultiHeadAttention(nn.Module):
         # (B, T, P, H, K) -> P × (B, H, T, K)
         return x.permute(2, 0, 3, 1, 4).unbind(0)
 
-    def _check(self, mask: Tensor | None, shape: tuple[int, ...], is_causal: bool) -> None:
+    def _check(
+        self, mask: Tensor | None, shape: tuple[int, ...], is_causal: bool
+    ) -> None:
         """Refuse what attending to scores ``(B, T, S)`` would refuse."""
         if mask is not None:
             check_mask(mask, shape)
         if is_causal and self.scorer is not None:
-            raise ValueError("is_causal goes with the scaled dot product; pass a causal mask")
+            raise ValueError(
+                "is_causal goes with the scaled dot product; pass a causal mask"
+            )
 
     def _check_widths(self, packed: bool, **tensors: Tensor | None) -> None:
         """Refuse what does not have the layer's rank and width, by its name."""
@@ -235,7 +253,9 @@ class MultiHeadAttention(nn.Module):
         """Apply ``in_proj``'s rows ``first·D … last·D``: 0 is W_q, 1 W_k, 2 W_v."""
         rows = slice(first * self.d_model, last * self.d_model)
         bias = self.in_proj.bias
-        return F.linear(x, self.in_proj.weight[rows], None if bias is None else bias[rows])
+        return F.linear(
+            x, self.in_proj.weight[rows], None if bias is None else bias[rows]
+        )
 
 
 def _rows_per_key(query: Tensor, key: Tensor) -> int:

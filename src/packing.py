@@ -26,7 +26,9 @@ class Packing:
         if real.dtype != torch.bool:
             raise TypeError(f"real must be boolean, but has dtype {real.dtype}")
         if bool((real[:, 1:] & ~real[:, :-1]).any()):
-            raise ValueError("real must hold each row's tokens first and its padding last")
+            raise ValueError(
+                "real must hold each row's tokens first and its padding last"
+            )
         self.shape = real.shape
         self.index = real.flatten().nonzero().squeeze(1)
 

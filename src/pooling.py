@@ -72,7 +72,10 @@ def nadaraya_watson(
     *,
     mask: Bool[Tensor, "..."] | None = None,
     return_weights: bool = False,
-) -> Float[Tensor, "*axes T"] | tuple[Float[Tensor, "*axes T"], Float[Tensor, "*pairs T S"]]:
+) -> (
+    Float[Tensor, "*axes T"]
+    | tuple[Float[Tensor, "*axes T"], Float[Tensor, "*pairs T S"]]
+):
     """Predict at each query a mean of values, weighted by how near keys lie.
 
     The Gaussian kernel is computed as the softmax of −½((x − xᵢ)/h)². Its weights sum to 1 even
@@ -166,7 +169,9 @@ class KernelRegression(nn.Module):
             raise ValueError(f"width must be finite and above 0, but is {width}")
         self.kernel = _find_kernel(kernel)
         if self.kernel is boxcar:
-            raise ValueError("kernel must have a gradient for the width, but is 'boxcar'")
+            raise ValueError(
+                "kernel must have a gradient for the width, but is 'boxcar'"
+            )
         self.log_width = nn.Parameter(torch.tensor(float(width)).log())
 
     @property
@@ -182,7 +187,10 @@ class KernelRegression(nn.Module):
         *,
         leave_one_out: bool = False,
         return_weights: bool = False,
-    ) -> Float[Tensor, "*axes T"] | tuple[Float[Tensor, "*axes T"], Float[Tensor, "*pairs T S"]]:
+    ) -> (
+        Float[Tensor, "*axes T"]
+        | tuple[Float[Tensor, "*axes T"], Float[Tensor, "*pairs T S"]]
+    ):
         """Predict at each query, see `nadaraya_watson`.
 
         Args:
@@ -209,7 +217,13 @@ class KernelRegression(nn.Module):
             mask = leave_one_out_mask(keys.shape[-1], device=keys.device)
             mask = mask.view((1,) * (max(query.ndim, keys.ndim) - 1) + mask.shape)
         return nadaraya_watson(
-            query, keys, values, self.kernel, self.width, mask=mask, return_weights=return_weights
+            query,
+            keys,
+            values,
+            self.kernel,
+            self.width,
+            mask=mask,
+            return_weights=return_weights,
         )
 
     def extra_repr(self) -> str:
@@ -221,7 +235,9 @@ def _find_kernel(kernel: str | Kernel) -> Kernel:
     if not isinstance(kernel, str):
         return kernel
     if kernel not in KERNELS:
-        raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, but is {kernel!r}")
+        raise ValueError(
+            f"kernel must be one of {', '.join(KERNELS)}, but is {kernel!r}"
+        )
     return KERNELS[kernel]
 
 
@@ -232,7 +248,9 @@ def _check_width(width: Real | Tensor, distance: Tensor) -> Real | Tensor:
             raise ValueError(f"width must be finite and above 0, but is {width}")
         return width
     if not ((width > 0) & width.isfinite()).all():
-        raise ValueError(f"width must be finite and above 0, but is {width.min().item()} somewhere")
+        raise ValueError(
+            f"width must be finite and above 0, but is {width.min().item()} somewhere"
+        )
     sizes = zip(reversed(width.shape), reversed(distance.shape), strict=False)
     if width.ndim > distance.ndim or any(w not in (1, d) for w, d in sizes):
         raise ValueError(

@@ -85,7 +85,9 @@ class SinusoidalPositions(_Table):
     def _build(self, dtype: torch.dtype) -> Tensor:
         return sinusoidal_table(self.max_len, self.d_model, dtype)
 
-    def forward(self, x: Float[Tensor, "B T D"], offset: int = 0) -> Float[Tensor, "B T D"]:
+    def forward(
+        self, x: Float[Tensor, "B T D"], offset: int = 0
+    ) -> Float[Tensor, "B T D"]:
         """Return ``x`` plus the encodings of positions ``offset … offset + T − 1``.
 
         Raises:
@@ -112,7 +114,9 @@ class LearnedPositions(nn.Module):
         self.weight = nn.Parameter(torch.empty(max_len, d_model))
         nn.init.normal_(self.weight, std=0.02)
 
-    def forward(self, x: Float[Tensor, "B T D"], offset: int = 0) -> Float[Tensor, "B T D"]:
+    def forward(
+        self, x: Float[Tensor, "B T D"], offset: int = 0
+    ) -> Float[Tensor, "B T D"]:
         """Return ``x`` plus vectors of positions ``offset … offset + T − 1``.
 
         Raises:
@@ -141,17 +145,23 @@ class RotaryPositions(_Table):
 
     def __init__(self, head_dim: int, max_len: int) -> None:
         if head_dim < 2 or head_dim % 2:
-            raise ValueError(f"head_dim must be even for rotary positions, but is {head_dim}")
+            raise ValueError(
+                f"head_dim must be even for rotary positions, but is {head_dim}"
+            )
         self.head_dim = head_dim
         super().__init__(max_len)
 
     def _build(self, dtype: torch.dtype) -> Tensor:
         _check_at_least_one(max_len=self.max_len)
         columns = torch.arange(0, self.head_dim, 2, dtype=torch.float64)
-        angles = torch.arange(self.max_len)[:, None] / 10000 ** (columns / self.head_dim)
+        angles = torch.arange(self.max_len)[:, None] / 10000 ** (
+            columns / self.head_dim
+        )
         return torch.stack([angles.cos(), angles.sin()], dim=1).to(dtype)
 
-    def forward(self, x: Float[Tensor, "*axes T K"], offset: int = 0) -> Float[Tensor, "*axes T K"]:
+    def forward(
+        self, x: Float[Tensor, "*axes T K"], offset: int = 0
+    ) -> Float[Tensor, "*axes T K"]:
         """Turn the heads ``x`` at positions ``offset … offset + T − 1``.
 
         The rotation is done in float32 at least and cast back.
@@ -160,7 +170,9 @@ class RotaryPositions(_Table):
             ValueError: If a position is negative or not below ``max_len``.
         """
         cos, sin = self.rows(x.shape[-2], offset).unbind(dim=1)
-        first, second = x.to(torch.promote_types(x.dtype, self.table.dtype)).chunk(2, dim=-1)
+        first, second = x.to(torch.promote_types(x.dtype, self.table.dtype)).chunk(
+            2, dim=-1
+        )
         turned = (first * cos - second * sin, second * cos + first * sin)
         return torch.cat(turned, dim=-1).to(x.dtype)
 

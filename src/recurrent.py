@@ -69,13 +69,20 @@ class RecurrentEncoder(nn.Module):
         lengths = torch.where(src == self.pad_id, 0, places).amax(dim=1).cpu()
         if int(lengths.min()) == 0:
             row = int(lengths.argmin())
-            raise ValueError(f"src must hold a real token in each row, but row {row} has none")
+            raise ValueError(
+                f"src must hold a real token in each row, but row {row} has none"
+            )
         # Packed, so that no state is made of padding: not the last, and from right to left none.
         packed = pack_padded_sequence(
-            self.dropout(self.embedding(src)), lengths, batch_first=True, enforce_sorted=False
+            self.dropout(self.embedding(src)),
+            lengths,
+            batch_first=True,
+            enforce_sorted=False,
         )
         states, hidden = self.rnn(packed)
-        states, _ = pad_packed_sequence(states, batch_first=True, total_length=src.shape[1])
+        states, _ = pad_packed_sequence(
+            states, batch_first=True, total_length=src.shape[1]
+        )
         # (directions, B, units) -> (B, directions · units)
         return states, hidden[-self.directions :].transpose(0, 1).flatten(1)
 
@@ -125,16 +132,22 @@ class Seq2Seq(nn.Module):
         self.embedding = nn.Embedding(config.tgt_vocab_size, config.d_embed)
         self.dropout = nn.Dropout(config.dropout)
         # Bridges encoder and decoder, whose widths and numbers of layers may differ.
-        self.bridge = nn.Linear(config.d_encoder, config.num_decoder_layers * config.d_decoder)
+        self.bridge = nn.Linear(
+            config.d_encoder, config.num_decoder_layers * config.d_decoder
+        )
         self.rnn = _gru(
             config.d_embed + config.d_encoder,
             config.d_decoder,
             config.num_decoder_layers,
             config.dropout,
         )
-        self.output = nn.Linear(config.d_decoder + config.d_encoder, config.tgt_vocab_size)
+        self.output = nn.Linear(
+            config.d_decoder + config.d_encoder, config.tgt_vocab_size
+        )
 
-    def forward(self, src: Int[Tensor, "B S"], tgt: Int[Tensor, "B2 T"]) -> Float[Tensor, "B2 T V"]:
+    def forward(
+        self, src: Int[Tensor, "B S"], tgt: Int[Tensor, "B2 T"]
+    ) -> Float[Tensor, "B2 T V"]:
         """Logits of the next token after every prefix of ``tgt``: training's view.
 
         Args:
@@ -189,7 +202,9 @@ class Seq2Seq(nn.Module):
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T E"], DecoderState]:
         """Run the decoder's GRU: its outputs and, for each step, the context of its logits."""
         contexts = state.context.unsqueeze(1).expand(-1, embedded.shape[1], -1)
-        outputs, hidden = self.rnn(torch.cat([embedded, contexts], dim=-1), state.hidden)
+        outputs, hidden = self.rnn(
+            torch.cat([embedded, contexts], dim=-1), state.hidden
+        )
         return outputs, contexts, state._replace(hidden=hidden)
 
 
@@ -297,7 +312,9 @@ class RecurrentStepper:
         self.state = self.state.select(index)
 
 
-def _gru(d_in: int, units: int, layers: int, dropout: float, bidirectional: bool = False) -> nn.GRU:
+def _gru(
+    d_in: int, units: int, layers: int, dropout: float, bidirectional: bool = False
+) -> nn.GRU:
     """A GRU, batch first; torch warns of a dropout that has no second layer to stand before."""
     return nn.GRU(
         d_in,
@@ -320,10 +337,14 @@ def _scorer(config: RecurrentConfig) -> nn.Module:
 
 def _check_rows(src: Tensor, tgt: Tensor) -> None:
     if len(src) != len(tgt):
-        raise ValueError(f"src and tgt must have as many rows, but have {len(src)} and {len(tgt)}")
+        raise ValueError(
+            f"src and tgt must have as many rows, but have {len(src)} and {len(tgt)}"
+        )
 
 
 def _check_ids(name: str, ids: Tensor, embedding: nn.Embedding) -> None:
     if ids.numel() == 0:
-        raise ValueError(f"{name} must hold at least one token, but has shape {tuple(ids.shape)}")
+        raise ValueError(
+            f"{name} must hold at least one token, but has shape {tuple(ids.shape)}"
+        )
     check_ids(f"{name} ids", ids, embedding.num_embeddings)

@@ -18,7 +18,14 @@ from torch import Tensor, nn
 
 from src.functional import masked_softmax
 
-__all__ = ["AdditiveScore", "BilinearScore", "DotScore", "Score", "ScaledDotScore", "attend"]
+__all__ = [
+    "AdditiveScore",
+    "BilinearScore",
+    "DotScore",
+    "Score",
+    "ScaledDotScore",
+    "attend",
+]
 
 
 class Score(nn.Module):
@@ -32,11 +39,15 @@ class Score(nn.Module):
         ValueError: If a width is below 1.
     """
 
-    def __init__(self, query_dim: int | None = None, key_dim: int | None = None) -> None:
+    def __init__(
+        self, query_dim: int | None = None, key_dim: int | None = None
+    ) -> None:
         super().__init__()
         for name, value in (("query", query_dim), ("key", key_dim)):
             if value is not None and value < 1:
-                raise ValueError(f"the width of a {name} must be at least 1, but is {value}")
+                raise ValueError(
+                    f"the width of a {name} must be at least 1, but is {value}"
+                )
         self.query_dim, self.key_dim = query_dim, key_dim
 
     def forward(
@@ -57,16 +68,22 @@ class Score(nn.Module):
         query_dim = query.shape[-1] if self.query_dim is None else self.query_dim
         key_dim = query_dim if self.key_dim is None else self.key_dim
         if query.shape[-1] != query_dim:
-            raise ValueError(f"query must be {query_dim} wide, but is {query.shape[-1]}")
+            raise ValueError(
+                f"query must be {query_dim} wide, but is {query.shape[-1]}"
+            )
         if key.shape[-1] != key_dim:
             raise ValueError(f"key must be {key_dim} wide, but is {key.shape[-1]}")
         return self.score(query, key)
 
     def score(self, query: Tensor, key: Tensor) -> Tensor:
         """Compute the scores; the widths are right when this is called."""
-        raise NotImplementedError(f"{type(self).__name__} must define score(query, key)")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define score(query, key)"
+        )
 
-    def project_key(self, key: Float[Tensor, "*axes S Dk"]) -> Float[Tensor, "*axes S Dp"]:
+    def project_key(
+        self, key: Float[Tensor, "*axes S Dk"]
+    ) -> Float[Tensor, "*axes S Dp"]:
         """Do the part of the work that depends on the keys alone.
 
         ``score_projected(query, project_key(key))`` is ``forward(query, key)``. A decoder, whose
@@ -75,7 +92,9 @@ class Score(nn.Module):
         return key
 
     def score_projected(
-        self, query: Float[Tensor, "*#axes T Dq"], projected: Float[Tensor, "*#axes S Dp"]
+        self,
+        query: Float[Tensor, "*#axes T Dq"],
+        projected: Float[Tensor, "*#axes S Dp"],
     ) -> Float[Tensor, "*axes T S"]:
         """Score queries against keys that went through `project_key`."""
         return self.score(query, projected)
@@ -83,7 +102,9 @@ class Score(nn.Module):
     def extra_repr(self) -> str:
         """Name the widths that are fixed."""
         dims = {"query_dim": self.query_dim, "key_dim": self.key_dim}
-        return ", ".join(f"{name}={value}" for name, value in dims.items() if value is not None)
+        return ", ".join(
+            f"{name}={value}" for name, value in dims.items() if value is not None
+        )
 
 
 class DotScore(Score):
@@ -176,7 +197,9 @@ class AdditiveScore(Score):
         """Compute wᵀ tanh(W_q q + W_k k) for all pairs."""
         return self.score_projected(query, self.project_key(key))
 
-    def project_key(self, key: Float[Tensor, "*axes S Dk"]) -> Float[Tensor, "*axes S Dp"]:
+    def project_key(
+        self, key: Float[Tensor, "*axes S Dk"]
+    ) -> Float[Tensor, "*axes S Dp"]:
         """Compute W_k k for all keys."""
         return self.key_proj(key)
 
@@ -201,7 +224,10 @@ def attend(
     mask: Bool[Tensor, "..."] | None = None,
     *,
     return_weights: bool = False,
-) -> Float[Tensor, "*axes T Dv"] | tuple[Float[Tensor, "*axes T Dv"], Float[Tensor, "*pairs T S"]]:
+) -> (
+    Float[Tensor, "*axes T Dv"]
+    | tuple[Float[Tensor, "*axes T Dv"], Float[Tensor, "*pairs T S"]]
+):
     """Attention with any score: softmax(score(query, key)) · value.
 
     Args:

@@ -42,4 +42,6 @@ def check_padding(name: str, ids: Tensor, pad_id: int) -> None:
         return
     real = ids != pad_id
     if bool((real[:, 1:] & ~real[:, :-1]).any()):
-        raise ValueError(f"{name} must hold each row's tokens first and its padding last")
+        raise ValueError(
+            f"{name} must hold each row's tokens first and its padding last"
+        )

@@ -70,14 +70,18 @@ def read_corpus(options: dict[str, Any]) -> Splits:
     digest = hashlib.sha256("\n".join(map("\t".join, pairs)).encode()).hexdigest()
     known = options.setdefault("corpus_sha256", digest)
     if known != digest:
-        raise ValueError(f"the corpus has changed since the run in {options['out']} began")
+        raise ValueError(
+            f"the corpus has changed since the run in {options['out']} began"
+        )
     shares = {"valid": options["valid_share"], "test": options["test_share"]}
     splits = split_pairs(pairs, **shares, seed=options["seed"])
     if not splits.train:
         raise ValueError(f"no pair of {len(pairs)} is left to train on")
     need = "--best-by score" if options["best_by"] == "score" else "--patience"
     if (options["patience"] or options["best_by"] == "score") and not splits.valid:
-        raise ValueError(f"{need} needs a validation set, but it is empty: raise --valid-share")
+        raise ValueError(
+            f"{need} needs a validation set, but it is empty: raise --valid-share"
+        )
     return splits
 
 
@@ -90,7 +94,9 @@ def warn_of_empty_sides(splits: Splits, options: dict[str, Any]) -> None:
     ):
         share = options[f"{side}_share"]
         if share and not getattr(splits, side):
-            say(f"note: --{side}-share {share:g} of {pairs} pairs is not a single one: {lost}")
+            say(
+                f"note: --{side}-share {share:g} of {pairs} pairs is not a single one: {lost}"
+            )
 
 
 def make_tokenizers(options: dict[str, Any], train: Sequence[Pair]) -> list[Tokenizer]:
@@ -108,7 +114,9 @@ def make_tokenizers(options: dict[str, Any], train: Sequence[Pair]) -> list[Toke
 
     distributed.on_writer(learn)
     tokenizers = [made.from_file(out / f"{name}.json") for name in ("source", "target")]
-    distributed.any_rank(False)  # from here on all have read them, and `undone` may remove them
+    distributed.any_rank(
+        False
+    )  # from here on all have read them, and `undone` may remove them
     return tokenizers
 
 
@@ -138,7 +146,9 @@ def make_batches(
     return batches, len(examples) - len(fitting)
 
 
-def make_model(options: dict[str, Any], source: Tokenizer, target: Tokenizer) -> Transformer:
+def make_model(
+    options: dict[str, Any], source: Tokenizer, target: Tokenizer
+) -> Transformer:
     """The model, the same in every process."""
     ids = {name: getattr(target, name) for name in ("pad_id", "bos_id", "eos_id")}
     config = model_config(options, len(source), len(target), **ids)
@@ -149,7 +159,9 @@ def make_model(options: dict[str, Any], source: Tokenizer, target: Tokenizer) ->
 def prepare(options: dict[str, Any]) -> tuple[Trainer, Callable[[], None]]:
     """Everything up to the first update; the trainer, and what is to be done after the last."""
     if options["tensorboard"] and find_spec("tensorboard") is None:
-        raise ValueError("tensorboard must be installed, or switched off by --no-tensorboard")
+        raise ValueError(
+            "tensorboard must be installed, or switched off by --no-tensorboard"
+        )
     settings = training_config(options)
     out, device = Path(options["out"]), distributed.pick_device(options["device"])
     splits = read_corpus(options)
@@ -181,11 +193,15 @@ def prepare(options: dict[str, Any]) -> tuple[Trainer, Callable[[], None]]:
         progress=options["progress"],
     )
     resumed = options["resume"] and trainer.resume()
-    distributed.on_writer(lambda: write_json(out / "model.json", model.config.to_dict()))
+    distributed.on_writer(
+        lambda: write_json(out / "model.json", model.config.to_dict())
+    )
     distributed.on_writer(lambda: write_json(out / "config.json", options))
     if options["tensorboard"]:
         trainer.callbacks.append(tensorboard(out / "tensorboard", trainer.step))
-    origin = f"resumed after update {trainer.step}" if resumed else f"a new run in {out}"
+    origin = (
+        f"resumed after update {trainer.step}" if resumed else f"a new run in {out}"
+    )
     say(
         f"{len(splits.train)} + {len(splits.valid)} + {len(splits.test)} pairs to train, validate "
         f"and test on, {long} too long; {model.num_parameters():,} parameters; "
@@ -196,13 +212,17 @@ def prepare(options: dict[str, Any]) -> tuple[Trainer, Callable[[], None]]:
     return trainer, lambda: test(model, splits.test, tokenizers, options)
 
 
-def bleu(hypotheses: list[str], pairs: Sequence[Pair], options: dict[str, Any]) -> BLEUScore:
+def bleu(
+    hypotheses: list[str], pairs: Sequence[Pair], options: dict[str, Any]
+) -> BLEUScore:
     """BLEU, without regard to case where the tokenizer has none."""
     references = [pair.target for pair in pairs]
     return corpus_bleu(hypotheses, references, lowercase=options["tokenizer"] == "word")
 
 
-def test(model: Transformer, pairs: Sequence[Pair], tokenizers, options: dict[str, Any]) -> None:
+def test(
+    model: Transformer, pairs: Sequence[Pair], tokenizers, options: dict[str, Any]
+) -> None:
     """Score the best weights on the test side and keep the result beside them."""
     out = Path(options["out"])
     best = out / "best.safetensors"
@@ -216,7 +236,9 @@ def test(model: Transformer, pairs: Sequence[Pair], tokenizers, options: dict[st
     hypotheses = translate(model, sources, *tokenizers, beam_size=options["beam_size"])
     result = asdict(bleu(hypotheses, pairs, options)) | {"sentences": len(pairs)}
     distributed.on_writer(lambda: write_json(out / "test.json", result))
-    say(f"test BLEU {result['score']:.2f} on {len(pairs)} sentences ({result['signature']})")
+    say(
+        f"test BLEU {result['score']:.2f} on {len(pairs)} sentences ({result['signature']})"
+    )
 
 
 def say(text: str) -> None:
@@ -234,13 +256,17 @@ def report(trainer: Trainer, event: Record | Evaluation) -> None:
         if trainer.history:
             parts.append(f"loss {trainer.history[-1].loss:.3f}")
         if event.loss is not None:
-            parts.append(f"valid {event.loss:.3f} (perplexity {math.exp(min(event.loss, 99)):.2f})")
+            parts.append(
+                f"valid {event.loss:.3f} (perplexity {math.exp(min(event.loss, 99)):.2f})"
+            )
         if event.score is not None:
             parts.append(f"BLEU {event.score:.2f}")
         say(", ".join(parts))
 
 
-def tensorboard(folder: Path, step: int) -> Callable[[Trainer, Record | Evaluation], None]:
+def tensorboard(
+    folder: Path, step: int
+) -> Callable[[Trainer, Record | Evaluation], None]:
     """A callback that writes curves; what an earlier part wrote after ``step`` is hidden.
 
     `torch.utils.tensorboard.SummaryWriter` would write in a thread of its own, where a full disk
@@ -267,7 +293,11 @@ def tensorboard(folder: Path, step: int) -> Callable[[Trainer, Record | Evaluati
         kind = "train" if isinstance(event, Record) else "valid"
         values = {"loss": event.loss}
         if isinstance(event, Record):
-            values |= {"lr": event.lr, "grad_norm": event.grad_norm, "tokens": event.tokens}
+            values |= {
+                "lr": event.lr,
+                "grad_norm": event.grad_norm,
+                "tokens": event.tokens,
+            }
         else:
             values["bleu"] = event.score
         events = [
@@ -306,7 +336,9 @@ def alone(out: Path) -> Iterator[None]:
                 raise ValueError(f"another run is at work in {out}") from error
             except OSError:  # a file system without locks
                 return
-            for torn in out.glob("*.safetensors.*.partial"):  # a run was killed while it wrote
+            for torn in out.glob(
+                "*.safetensors.*.partial"
+            ):  # a run was killed while it wrote
                 torn.unlink()
 
         try:
@@ -383,9 +415,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         advice = "lower --max-tokens and raise --accumulate by as much"
         return complain(PROGRAM, MemoryError(f"{advice}: {error}"))
     except ValueError as error:
-        return complain(PROGRAM, ValueError(in_flags(str(error), build_parser("").defaults)))
+        return complain(
+            PROGRAM, ValueError(in_flags(str(error), build_parser("").defaults))
+        )
     except KeyboardInterrupt:
-        complain(PROGRAM, InterruptedError("interrupted before anything was there to save"))
+        complain(
+            PROGRAM, InterruptedError("interrupted before anything was there to save")
+        )
         return 128 + signal.SIGINT
 
 
@@ -396,7 +432,9 @@ def train(trainer: Trainer, finish: Callable[[], None]) -> int:
     if not trainer.stopped:
         finish()
         return 0
-    say(f"stopped after update {trainer.step}; all is saved, --resume goes on from here")
+    say(
+        f"stopped after update {trainer.step}; all is saved, --resume goes on from here"
+    )
     return 128 + (received or [signal.SIGTERM])[0]
 
 

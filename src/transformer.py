@@ -18,13 +18,17 @@ __all__ = ["Decoder", "Encoder", "Transformer", "TransformerStepper"]
 class _Stack(nn.Module):
     """What encoder and decoder share: embeddings, rotary positions, a norm at the end."""
 
-    def __init__(self, vocab_size: int, config: TransformerConfig, num_token_types: int) -> None:
+    def __init__(
+        self, vocab_size: int, config: TransformerConfig, num_token_types: int
+    ) -> None:
         super().__init__()
         self.embeddings = Embeddings(vocab_size, config, num_token_types)
         head_dim = config.d_model // config.num_heads
         rotary = config.positions == "rotary"
         self.rotary = RotaryPositions(head_dim, config.max_len) if rotary else None
-        self.norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.norm_first else None
+        self.norm = (
+            nn.LayerNorm(config.d_model, config.norm_eps) if config.norm_first else None
+        )
         self.register_load_state_dict_post_hook(_complete)
 
     def finish(self, x: Tensor) -> Tensor:
@@ -44,7 +48,9 @@ class Encoder(_Stack):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config.src_vocab_size, config, config.num_token_types)
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
+        self.layers = nn.ModuleList(
+            EncoderLayer(config) for _ in range(config.num_encoder_layers)
+        )
 
     def forward(
         self,
@@ -85,7 +91,9 @@ class Decoder(_Stack):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config.tgt_vocab_size, config, 0)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config) for _ in range(config.num_decoder_layers)
+        )
 
     def project_memory(
         self, memory: Float[Tensor, "*tokens D"], packing: Packing | None = None
@@ -153,7 +161,9 @@ class Transformer(nn.Module):
         if self.config.tie_embeddings != "none":
             self.output.weight = self.decoder.embeddings.tokens.weight
         if self.config.tie_embeddings == "all":
-            self.encoder.embeddings.tokens.weight = self.decoder.embeddings.tokens.weight
+            self.encoder.embeddings.tokens.weight = (
+                self.decoder.embeddings.tokens.weight
+            )
 
     def _apply(self, fn, recurse=True):  # noqa: ANN001, ANN202 - PyTorch's own signature
         super()._apply(fn, recurse)
@@ -183,7 +193,9 @@ class Transformer(nn.Module):
         """
         mask = padding_mask(src, self.config.pad_id)
         check_padding("src", src, self.config.pad_id)
-        check_padding("tgt", tgt[..., 1:], self.config.pad_id)  # Marian starts with padding
+        check_padding(
+            "tgt", tgt[..., 1:], self.config.pad_id
+        )  # Marian starts with padding
         if targets is None:
             return self.decode(tgt, self.encoder(src, mask), mask)
         self._check_rows(src, tgt, targets)
@@ -215,7 +227,9 @@ class Transformer(nn.Module):
         x = self.decoder(tgt, self.decoder.project_memory(memory), memory_mask)
         return self.output(x)
 
-    def new_cache(self, src: Int[Tensor, "B S"], max_len: int | None = None) -> DecoderCache:
+    def new_cache(
+        self, src: Int[Tensor, "B S"], max_len: int | None = None
+    ) -> DecoderCache:
         """Encode ``src`` and project it once for every decoder layer.
 
         Args:
@@ -223,29 +237,44 @@ class Transformer(nn.Module):
             max_len: Target positions to make room for; the model's ``max_len`` if None.
         """
         memory = self.decoder.project_memory(self.encode(src))
-        max_len = self.config.max_len if max_len is None else min(max_len, self.config.max_len)
-        heads, width = self.config.num_heads, self.config.d_model // self.config.num_heads
+        max_len = (
+            self.config.max_len
+            if max_len is None
+            else min(max_len, self.config.max_len)
+        )
+        heads, width = (
+            self.config.num_heads,
+            self.config.d_model // self.config.num_heads,
+        )
         key = memory[0][0]  # under autocast its dtype is not the memory's own
         layers = [
             KVCache(len(src), heads, max_len, width, dtype=key.dtype, device=key.device)
             for _ in self.decoder.layers
         ]
         mask = padding_mask(src, self.config.pad_id)
-        mask = None if bool(mask.all()) else mask  # no padding, no mask: the faster kernel
+        mask = (
+            None if bool(mask.all()) else mask
+        )  # no padding, no mask: the faster kernel
         return DecoderCache(layers, memory, mask)
 
-    def decode_cached(self, tgt: Int[Tensor, "B T"], cache: DecoderCache) -> Float[Tensor, "B T V"]:
+    def decode_cached(
+        self, tgt: Int[Tensor, "B T"], cache: DecoderCache
+    ) -> Float[Tensor, "B T V"]:
         """Logits after each new token; ``tgt`` is **appended to the cache**.
 
         One token, a chunk or a whole sentence: the logits are those of the full pass.
         """
         return self.output(self.decode_hidden(tgt, cache))
 
-    def decode_hidden(self, tgt: Int[Tensor, "B T"], cache: DecoderCache) -> Float[Tensor, "B T D"]:
+    def decode_hidden(
+        self, tgt: Int[Tensor, "B T"], cache: DecoderCache
+    ) -> Float[Tensor, "B T D"]:
         """What `decode_cached` turns into logits; **appended to the cache** as there."""
         return self.decoder(tgt, cache.memory, cache.memory_mask, cache.layers)
 
-    def stepper(self, src: Int[Tensor, "B S"], max_len: int | None = None) -> "TransformerStepper":
+    def stepper(
+        self, src: Int[Tensor, "B S"], max_len: int | None = None
+    ) -> "TransformerStepper":
         """A step function for `src.decoding`, with the memory of ``src`` and an empty cache."""
         return TransformerStepper(self, src, max_len)
 
@@ -261,10 +290,14 @@ class Transformer(nn.Module):
         mask = padding_mask(src, self.config.pad_id)
         memory = self.encoder(src, mask, record=maps["encoder"])
         heads = self.decoder.project_memory(memory)
-        self.decoder(tgt, heads, mask, self_record=maps["decoder"], cross_record=maps["cross"])
+        self.decoder(
+            tgt, heads, mask, self_record=maps["decoder"], cross_record=maps["cross"]
+        )
         return maps
 
-    def _check_rows(self, src: Tensor, tgt: Tensor, targets: Tensor | None = None) -> None:
+    def _check_rows(
+        self, src: Tensor, tgt: Tensor, targets: Tensor | None = None
+    ) -> None:
         if src.shape[0] != tgt.shape[0]:
             raise ValueError(
                 "src and tgt must have the same number of rows, but have "
@@ -283,8 +316,12 @@ class Transformer(nn.Module):
 
 def _is_plain(layer: nn.Module) -> bool:
     """Whether calling the layer is a product with its whole matrix, and nothing besides."""
-    changed = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
-    return type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and not changed
+    changed = (
+        layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
+    )
+    return (
+        type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and not changed
+    )
 
 
 def _tie_again(model: Transformer, _: object) -> None:
@@ -301,7 +338,9 @@ class TransformerStepper:
     """
 
     @torch.no_grad()
-    def __init__(self, model: Transformer, src: Tensor, max_len: int | None = None) -> None:
+    def __init__(
+        self, model: Transformer, src: Tensor, max_len: int | None = None
+    ) -> None:
         self.model = model
         self.device = src.device  # where tokens are wanted
         self.cache = model.new_cache(src, max_len)

@@ -24,7 +24,12 @@ from src.data.batches import encode_source
 from src.data.tokenization import Tokenizer
 from src.decoding import LARGEST_PENALTY
 from src.files import naming, replacing
-from src.training.checkpoints import CheckpointError, load_checkpoint, read_header, vocabularies
+from src.training.checkpoints import (
+    CheckpointError,
+    load_checkpoint,
+    read_header,
+    vocabularies,
+)
 from src.training.distributed import pick_device
 from src.training.evaluation import Translation, align_words, translate_nbest
 from src.transformer import Transformer
@@ -46,7 +51,13 @@ def build_parser() -> Parser:
         help="one of its checkpoints",
         shown="best.safetensors, or last.safetensors if there is no best",
     )
-    option(parser, "--input", metavar="FILE", help="text to translate", shown="standard input")
+    option(
+        parser,
+        "--input",
+        metavar="FILE",
+        help="text to translate",
+        shown="standard input",
+    )
     option(
         parser,
         "--output",
@@ -54,7 +65,9 @@ def build_parser() -> Parser:
         help="file to write, complete or not at all",
         shown="standard output",
     )
-    option(parser, "--beam-size", **number, default=4, help="beginnings kept; 1 is greedy")
+    option(
+        parser, "--beam-size", **number, default=4, help="beginnings kept; 1 is greedy"
+    )
     option(
         parser,
         "--length-penalty",
@@ -63,7 +76,13 @@ def build_parser() -> Parser:
         default=0.6,
         help="higher favours longer translations",
     )
-    option(parser, "--nbest", **number, help="translations a sentence", shown="1, without number")
+    option(
+        parser,
+        "--nbest",
+        **number,
+        help="translations a sentence",
+        shown="1, without number",
+    )
     option(parser, "--scores", action="store_true", default=False, help="write scores")
     option(
         parser,
@@ -80,7 +99,13 @@ def build_parser() -> Parser:
         shown="twice the source's and 10 more",
     )
     option(parser, "--batch-size", **number, default=64, help="most sentences at once")
-    option(parser, "--max-tokens", **number, default=8192, help="most cells at once, beam counted")
+    option(
+        parser,
+        "--max-tokens",
+        **number,
+        default=8192,
+        help="most cells at once, beam counted",
+    )
     option(
         parser,
         "--buffer",
@@ -89,7 +114,11 @@ def build_parser() -> Parser:
         help="lines read before they are translated, sorted by length",
     )
     option(
-        parser, "--device", metavar="NAME", help="such as cpu or cuda:1", shown="the best at hand"
+        parser,
+        "--device",
+        metavar="NAME",
+        help="such as cpu or cuda:1",
+        shown="the best at hand",
     )
     return parser
 
@@ -111,7 +140,9 @@ def load_run(
     if checkpoint is None:
         best = run / "best.safetensors"
         checkpoint = best if best.exists() else run / "last.safetensors"
-    source, target = (Tokenizer.from_file(run / f"{n}.json") for n in ("source", "target"))
+    source, target = (
+        Tokenizer.from_file(run / f"{n}.json") for n in ("source", "target")
+    )
     header = read_header(checkpoint)
     try:
         config = TransformerConfig.from_dict(header["config"])
@@ -199,8 +230,12 @@ def translated(
                 raise ValueError(
                     f"{name}, line {number}: {length} tokens, but the model takes at most {most}"
                 )
-        found = translate_nbest(model, buffer, source, target, num_return=many, **settings)
-        for number, (line, hypotheses) in enumerate(zip(buffer, found, strict=True), start=first):
+        found = translate_nbest(
+            model, buffer, source, target, num_return=many, **settings
+        )
+        for number, (line, hypotheses) in enumerate(
+            zip(buffer, found, strict=True), start=first
+        ):
             for hypothesis in hypotheses:
                 yield SEPARATOR.join(
                     ([str(number)] if options["nbest"] else [])
@@ -250,7 +285,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.defaults | parser.given(argv)
     if options["run"] is None:
         parser.error("--run must say where the trained model is")
-    parser.at_least(options, beam_size=1, nbest=1, max_len=1, batch_size=1, max_tokens=1, buffer=1)
+    parser.at_least(
+        options, beam_size=1, nbest=1, max_len=1, batch_size=1, max_tokens=1, buffer=1
+    )
     if (options["nbest"] or 1) > options["beam_size"]:
         parser.error(
             f"--nbest must be at most --beam-size = {options['beam_size']}, got {options['nbest']}"

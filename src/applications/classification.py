@@ -110,7 +110,9 @@ def look_back_batch(
         ValueError: If ``back`` is out of range: no target would count.
     """
     if not 0 < back < length:
-        raise ValueError(f"back must lie in 1 … {length - 1} (the length minus 1), but is {back}")
+        raise ValueError(
+            f"back must lie in 1 … {length - 1} (the length minus 1), but is {back}"
+        )
     ids = torch.randint(vocab_size, (batch_size, length), generator=generator)
     targets = torch.full_like(ids, IGNORED)
     targets[:, back:] = ids[:, :-back]
@@ -152,7 +154,9 @@ def fit(
     for step in range(steps):
         inputs, targets = sample()
         logits = model(inputs)
-        loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
+        loss = F.cross_entropy(
+            logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED
+        )
         losses.append(loss.item())
         if losses[-1] != losses[-1] or abs(losses[-1]) == float("inf"):
             raise FloatingPointError(f"the loss is {losses[-1]} at update {step}")
@@ -165,7 +169,9 @@ def fit(
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, inputs: Tensor, targets: Tensor, batch_size: int = 256) -> float:
+def accuracy(
+    model: nn.Module, inputs: Tensor, targets: Tensor, batch_size: int = 256
+) -> float:
     """Share of the targets, `IGNORED` ones aside, whose logit is the highest.
 
     The model is used in the mode in which it is: call ``eval()`` first if it has dropout.
@@ -175,6 +181,10 @@ def accuracy(model: nn.Module, inputs: Tensor, targets: Tensor, batch_size: int 
     """
     counts = targets != IGNORED
     if not bool(counts.any()):
-        raise ValueError("targets must hold at least one class, but all of them are ignored")
-    guesses = torch.cat([model(part).argmax(dim=-1) for part in inputs.split(batch_size)])
+        raise ValueError(
+            "targets must hold at least one class, but all of them are ignored"
+        )
+    guesses = torch.cat(
+        [model(part).argmax(dim=-1) for part in inputs.split(batch_size)]
+    )
     return (guesses == targets)[counts].float().mean().item()

@@ -69,7 +69,9 @@ def from_torch_attention(
         bias=module.in_proj_bias is not None,
         backend=backend,
     )
-    state = {k.replace("in_proj_", "in_proj."): v for k, v in module.state_dict().items()}
+    state = {
+        k.replace("in_proj_", "in_proj."): v for k, v in module.state_dict().items()
+    }
     return _filled(ours, state, module)
 
 
@@ -83,7 +85,9 @@ def from_torch_encoder_layer(
             LayerNorm, or its parts differ in what is one field of ours.
     """
     config = TransformerConfig(**_ONE_WORD, **_torch_fields(module), backend=backend)
-    return _filled(EncoderLayer(config), _renamed(module.state_dict(), _TORCH_NAMES), module)
+    return _filled(
+        EncoderLayer(config), _renamed(module.state_dict(), _TORCH_NAMES), module
+    )
 
 
 def from_torch_decoder_layer(
@@ -96,7 +100,9 @@ def from_torch_decoder_layer(
             LayerNorm, or its parts differ in what is one field of ours.
     """
     config = TransformerConfig(**_ONE_WORD, **_torch_fields(module), backend=backend)
-    return _filled(DecoderLayer(config), _renamed(module.state_dict(), _TORCH_NAMES), module)
+    return _filled(
+        DecoderLayer(config), _renamed(module.state_dict(), _TORCH_NAMES), module
+    )
 
 
 def from_torch_transformer(
@@ -266,7 +272,9 @@ def _marian_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             .replace("embed_positions", "embeddings.positions")
             .replace("lm_head", "output")
         ] = value
-    for name in [n.removesuffix(".q_proj.weight") for n in result if n.endswith("q_proj.weight")]:
+    for name in [
+        n.removesuffix(".q_proj.weight") for n in result if n.endswith("q_proj.weight")
+    ]:
         parts = (f"{name}.{part}" for part in ("q_proj", "k_proj", "v_proj"))
         result = _joined(result, *parts, into=f"{name}.in_proj")
     result = _renamed(result, _MARIAN_NAMES)
@@ -317,11 +325,17 @@ def _norm_eps(norm: nn.Module) -> float:
 def _activation(function: Any) -> str:
     if function is F.relu or isinstance(function, nn.ReLU):
         return "relu"
-    if function is F.gelu or isinstance(function, nn.GELU) and function.approximate == "none":
+    if (
+        function is F.gelu
+        or isinstance(function, nn.GELU)
+        and function.approximate == "none"
+    ):
         return "gelu"
     if function is F.silu or isinstance(function, nn.SiLU):
         return "silu"
-    raise ValueError(f"module.activation must be ReLU, the exact GELU or SiLU, but is {function}")
+    raise ValueError(
+        f"module.activation must be ReLU, the exact GELU or SiLU, but is {function}"
+    )
 
 
 def _demand_plain_attention(module: nn.MultiheadAttention) -> None:
@@ -352,11 +366,15 @@ def _joined(state: Mapping[str, Tensor], *parts: str, into: str) -> dict[str, Te
     result = {k: v for k, v in state.items() if k.rsplit(".", 1)[0] not in parts}
     for kind in ("weight", "bias"):
         if f"{parts[0]}.{kind}" in state:
-            result[f"{into}.{kind}"] = torch.cat([state[f"{part}.{kind}"] for part in parts])
+            result[f"{into}.{kind}"] = torch.cat(
+                [state[f"{part}.{kind}"] for part in parts]
+            )
     return result
 
 
-def _renamed(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+def _renamed(
+    state: Mapping[str, Tensor], names: Mapping[str, str]
+) -> dict[str, Tensor]:
     """Replace parts of names, each where it begins the name or follows a dot."""
     result = {}
     for name, value in state.items():
@@ -384,7 +402,10 @@ def _load(ours: nn.Module, state: Mapping[str, Tensor]) -> None:
     for name, value in ours.state_dict().items():
         if name.endswith("bias") and name not in state:
             state[name] = torch.zeros_like(value)
-    unknown, missing = state.keys() - ours.state_dict().keys(), ours.state_dict().keys() - state
+    unknown, missing = (
+        state.keys() - ours.state_dict().keys(),
+        ours.state_dict().keys() - state,
+    )
     if unknown or missing:
         raise ValueError(
             f"module has no place in ours for {sorted(unknown) or 'nothing'}, and nothing for "

@@ -29,7 +29,11 @@ from src.transformer import Encoder
 UNUSED = ("embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias")
 
 # Settings of a BERT that our equations assume.
-_ASSUMED = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
+_ASSUMED = {
+    "model_type": "bert",
+    "hidden_act": "gelu",
+    "position_embedding_type": "absolute",
+}
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,9 @@ def bert_config(fields: Mapping[str, Any]) -> TransformerConfig:
     """
     for name, value in _ASSUMED.items():
         if fields.get(name) != value:
-            raise ValueError(f"fields[{name!r}] must be {value!r}, but is {fields.get(name)!r}")
+            raise ValueError(
+                f"fields[{name!r}] must be {value!r}, but is {fields.get(name)!r}"
+            )
     return TransformerConfig(
         src_vocab_size=fields["vocab_size"],
         tgt_vocab_size=fields["vocab_size"],
@@ -121,10 +127,14 @@ def copy_bert_weights(encoder: Encoder, tensors: Mapping[str, Tensor]) -> None:
     places = _places(encoder)
     missing = sorted(set(places) - set(tensors))
     if missing:
-        raise ValueError(f"tensors must hold {missing[0]!r}; {len(missing)} are missing")
+        raise ValueError(
+            f"tensors must hold {missing[0]!r}; {len(missing)} are missing"
+        )
     left_over = sorted(set(tensors) - set(places) - set(UNUSED))
     if left_over:
-        raise ValueError(f"tensors must not hold {left_over[0]!r}; {len(left_over)} have no place")
+        raise ValueError(
+            f"tensors must not hold {left_over[0]!r}; {len(left_over)} have no place"
+        )
     for name, place in places.items():
         if tensors[name].shape != place.shape:
             raise ValueError(
@@ -235,7 +245,9 @@ def _tokenize(
     encoder: Encoder, tokenizer: Tokenizer, sentences: Sequence[str]
 ) -> tuple[list[list[str]], Tensor, Tensor]:
     if isinstance(sentences, str):
-        raise TypeError(f"sentences must be a sequence of texts, but is the text {sentences!r}")
+        raise TypeError(
+            f"sentences must be a sequence of texts, but is the text {sentences!r}"
+        )
     if not sentences:
         raise ValueError("sentences must hold at least one text, but is empty")
     encodings = tokenizer.encode_batch(list(sentences))

@@ -56,7 +56,13 @@ class PatchTransformer(nn.Module):
     ) -> None:
         super().__init__()
         height, width = image_size
-        if patch_size < 1 or height < 1 or width < 1 or height % patch_size or width % patch_size:
+        if (
+            patch_size < 1
+            or height < 1
+            or width < 1
+            or height % patch_size
+            or width % patch_size
+        ):
             raise ValueError(
                 f"patch_size must divide height and width, but is {patch_size} for an image of "
                 f"{height} × {width}"
@@ -81,18 +87,26 @@ class PatchTransformer(nn.Module):
             bos_id=0,
             eos_id=0,
         )
-        self.image_size, self.patch_size, self.channels = (height, width), patch_size, channels
+        self.image_size, self.patch_size, self.channels = (
+            (height, width),
+            patch_size,
+            channels,
+        )
         self.embed = nn.Linear(channels * patch_size**2, d_model)
         kind = _ADDED.get(positions)
         self.positions = kind(d_model, num_patches) if kind else None
         rotary = positions == "rotary"
-        self.rotary = RotaryPositions(d_model // num_heads, num_patches) if rotary else None
+        self.rotary = (
+            RotaryPositions(d_model // num_heads, num_patches) if rotary else None
+        )
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(num_layers))
         self.norm = nn.LayerNorm(d_model)
         self.head = nn.Linear(d_model, num_classes)
 
-    def patches(self, images: Float[Tensor, "B channels H W"]) -> Float[Tensor, "B N P"]:
+    def patches(
+        self, images: Float[Tensor, "B channels H W"]
+    ) -> Float[Tensor, "B N P"]:
         """Cut images into ``N`` patches of ``P = channels·patch_size²`` numbers.
 
         Raises:

@@ -12,7 +12,12 @@ from torch import Tensor, nn
 
 # How far a result may lie from the right one, absolute and once more relative. Float64 gets more
 # than its rounding: a function may well compute in float32.
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+TOLERANCE = {
+    torch.float64: 1e-6,
+    torch.float32: 1e-5,
+    torch.bfloat16: 2e-2,
+    torch.float16: 2e-3,
+}
 
 
 # The hint of all cases in float64.
@@ -39,7 +44,9 @@ class CheckFailed(AssertionError):
     def __init__(self, checker: str, failures: dict[str, str], num_cases: int) -> None:
         fail = "fails" if len(failures) == 1 else "fail"
         head = f"{checker}: {len(failures)} of {num_cases} cases {fail}"
-        super().__init__("\n".join([head, *(f"  {text}" for text in failures.values())]))
+        super().__init__(
+            "\n".join([head, *(f"  {text}" for text in failures.values())])
+        )
         self.failures = failures
         self.num_cases = num_cases
 
@@ -107,7 +114,11 @@ def run(
     changed: dict[str, int] = {}
     seen: dict[str, int] = {}
     # Only the CPU's generator: nothing here draws on another device.
-    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
         torch.default_generator.manual_seed(0)
         cases = make_cases()
         for number, case in enumerate(cases, 1):
@@ -117,17 +128,25 @@ def run(
                 _judge(function, given, reference, wanted, observe, case)
             except Wrong as wrong:
                 first = seen.setdefault(str(wrong), number)
-                told = f"{wrong}{wrong.hint}" if first == number else f"as in case {first}"
+                told = (
+                    f"{wrong}{wrong.hint}" if first == number else f"as in case {first}"
+                )
                 failures[case.name] = f"case {number}, {case.name}: {told}"
             for name, before in zip(names, case.arguments, strict=True):
                 if not _same(before, given[name]):
                     changed.setdefault(name, number)
     num_cases = len(cases)
-    if any(isinstance(x, (Tensor, nn.Module)) for case in cases for x in case.arguments):
+    if any(
+        isinstance(x, (Tensor, nn.Module)) for case in cases for x in case.arguments
+    ):
         num_cases += 1
     if changed:
-        which = ", ".join(f"`{name}` (in case {number})" for name, number in changed.items())
-        failures[UNCHANGED] = f"case {num_cases}, {UNCHANGED}: your function changed {which}{HELP}"
+        which = ", ".join(
+            f"`{name}` (in case {number})" for name, number in changed.items()
+        )
+        failures[UNCHANGED] = (
+            f"case {num_cases}, {UNCHANGED}: your function changed {which}{HELP}"
+        )
     if failures:
         raise CheckFailed(checker, failures, num_cases)
     print(f"{checker}: all {num_cases} cases pass")
@@ -152,7 +171,9 @@ def _judge(
     expected = _tuple(observe(reference(*wanted.values()), tuple(wanted.values())))
     try:
         result = _guard("your function", function, *given.values())
-        got = _guard("what your function returned", observe, result, tuple(given.values()))
+        got = _guard(
+            "what your function returned", observe, result, tuple(given.values())
+        )
         _compare_all(got, expected, case.tolerance)
     except Wrong as wrong:
         # Of wrong values the hint of a case about gradients says nothing; other cases do.
@@ -166,7 +187,11 @@ def _judge(
 
 
 def _compare_gradients(
-    got: tuple[Tensor, ...], given: dict, expected: tuple[Tensor, ...], wanted: dict, case: Case
+    got: tuple[Tensor, ...],
+    given: dict,
+    expected: tuple[Tensor, ...],
+    wanted: dict,
+    case: Case,
 ) -> None:
     """Compare the gradients of the results, in the arguments that the case names."""
     if not case.gradients:
@@ -176,10 +201,17 @@ def _compare_gradients(
             "expected a result with gradients, your function gave one without (`.detach()`, "
             "`.data`, `.item()`, `no_grad` and `torch.tensor(x)` cut them off)"
         )
-    ours = _guard("backward through your function", _gradients, got, given, case.gradients)
+    ours = _guard(
+        "backward through your function", _gradients, got, given, case.gradients
+    )
     theirs = _gradients(expected, wanted, case.gradients)
     for name, one, other in zip(case.gradients, ours, theirs, strict=True):
-        _compare(one, other, case.tolerance, f" for the gradient in `{name}` (of a weighted sum)")
+        _compare(
+            one,
+            other,
+            case.tolerance,
+            f" for the gradient in `{name}` (of a weighted sum)",
+        )
 
 
 def _guard(what: str, function: Callable, *arguments: Any) -> Any:
@@ -197,7 +229,9 @@ def _guard(what: str, function: Callable, *arguments: Any) -> Any:
         raise Wrong(f"{what} raised {type(error).__name__}{place}{text}") from error
 
 
-def _gradients(results: tuple[Tensor, ...], arguments: dict, names: tuple) -> list[Tensor]:
+def _gradients(
+    results: tuple[Tensor, ...], arguments: dict, names: tuple
+) -> list[Tensor]:
     """Gradients of a sum in which every number of the results has a weight of its own."""
     total = 0.0
     for result in results:
@@ -207,14 +241,22 @@ def _gradients(results: tuple[Tensor, ...], arguments: dict, names: tuple) -> li
     inputs = [arguments[name] for name in names]
     found = torch.autograd.grad(total, inputs, allow_unused=True)
     pairs = zip(found, inputs, strict=True)
-    return [torch.zeros_like(x) if gradient is None else gradient for gradient, x in pairs]
+    return [
+        torch.zeros_like(x) if gradient is None else gradient for gradient, x in pairs
+    ]
 
 
-def _compare_all(got: Any, expected: tuple[Tensor, ...], tolerance: float | None) -> None:
+def _compare_all(
+    got: Any, expected: tuple[Tensor, ...], tolerance: float | None
+) -> None:
     """Compare one tensor, or the parts of a tuple."""
     parts = _tuple(got)
     if len(parts) != len(expected):
-        count = "one tensor" if len(expected) == 1 else f"a tuple of {len(expected)} tensors"
+        count = (
+            "one tensor"
+            if len(expected) == 1
+            else f"a tuple of {len(expected)} tensors"
+        )
         raise Wrong(f"expected {count}, your function gave {_a(got)}")
     several = len(expected) > 1
     for number, (one, other) in enumerate(zip(parts, expected, strict=True), 1):
@@ -237,13 +279,19 @@ def _compare(got: Any, expected: Tensor, tolerance: float | None, where: str) ->
     if expected.dtype.is_floating_point:
         allowed = TOLERANCE[expected.dtype] if tolerance is None else tolerance
         wide, right = got.double(), expected.double()
-        wrong = ~((wide - right).abs() <= allowed * (1 + right.abs()))  # true for NaN, too
+        wrong = ~(
+            (wide - right).abs() <= allowed * (1 + right.abs())
+        )  # true for NaN, too
     else:
         wrong = got != expected
     if wrong.any():
         place = tuple(int(i) for i in wrong.nonzero()[0])
         at = f" at {list(place)}" if place else ""
-        count = f"; {int(wrong.sum())} of {wrong.numel()} differ" if wrong.numel() > 1 else ""
+        count = (
+            f"; {int(wrong.sum())} of {wrong.numel()} differ"
+            if wrong.numel() > 1
+            else ""
+        )
         raise Wrong(
             f"expected {_number(expected[place])}{at}{where}, your function gave "
             f"{_number(got[place])}{count}"

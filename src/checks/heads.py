@@ -35,8 +35,16 @@ def check_split_heads(function: Callable) -> None:
             Case("3 heads of width 7", (x, 3), order),
             Case("7 heads of width 3", (x, 7), order),
             Case("as many heads as tokens", (x[:, :3], 3), order),
-            Case("one head", (x, 1), "one head has all columns; its axis stays, (B, 1, T, D)"),
-            Case("one token", (x[:, :1], 3), "keep the axis of the tokens, also if it is 1"),
+            Case(
+                "one head",
+                (x, 1),
+                "one head has all columns; its axis stays, (B, 1, T, D)",
+            ),
+            Case(
+                "one token",
+                (x[:, :1], 3),
+                "keep the axis of the tokens, also if it is 1",
+            ),
             Case("gradients", (x, 3), "rearrange the tensor itself", gradients=("x",)),
         ]
 
@@ -57,11 +65,15 @@ def check_renumber_heads(function: Callable) -> None:
 
     def reference(layer: MultiHeadAttention, order: Tensor) -> MultiHeadAttention:
         sizes = (layer.num_heads, layer.head_dim)
-        new = MultiHeadAttention(layer.d_model, sizes[0], bias=layer.in_proj.bias is not None)
+        new = MultiHeadAttention(
+            layer.d_model, sizes[0], bias=layer.in_proj.bias is not None
+        )
         weights = layer.state_dict()
         for name in weights:
             if name.startswith("in_proj"):
-                weights[name] = weights[name].unflatten(0, (3, *sizes))[:, order].flatten(0, 2)
+                weights[name] = (
+                    weights[name].unflatten(0, (3, *sizes))[:, order].flatten(0, 2)
+                )
         columns = weights["out_proj.weight"].unflatten(1, sizes)
         weights["out_proj.weight"] = columns[:, order].flatten(1)
         new.load_state_dict(weights)
@@ -70,7 +82,9 @@ def check_renumber_heads(function: Callable) -> None:
     def look(new: MultiHeadAttention, arguments: tuple) -> tuple[Tensor, Tensor]:
         old = arguments[0]
         if not isinstance(new, MultiHeadAttention):
-            raise Wrong(f"expected a MultiHeadAttention, your function gave {type(new).__name__}")
+            raise Wrong(
+                f"expected a MultiHeadAttention, your function gave {type(new).__name__}"
+            )
         if new is old:
             raise Wrong("expected a new layer, your function gave the old one")
         d_model = old.d_model
@@ -80,16 +94,30 @@ def check_renumber_heads(function: Callable) -> None:
 
     def layer(heads: int, width: int, bias: bool = True) -> MultiHeadAttention:
         made = MultiHeadAttention(heads * width, heads, bias=bias)
-        for parameter in made.parameters():  # biases are zero at first, which would hide them
+        for (
+            parameter
+        ) in made.parameters():  # biases are zero at first, which would hide them
             torch.nn.init.normal_(parameter, std=0.5)
         return made
 
     def cases() -> list[Case]:
         circle, swap = torch.tensor([1, 2, 3, 4, 0]), torch.tensor([2, 1, 0])
         return [
-            Case("5 heads in a circle, no bias", (layer(5, 3, bias=False), circle), BLOCKS),
-            Case("2 of 3 heads swapped", (layer(3, 5), swap), f"{BLOCKS}; biases move, too"),
-            Case("5 heads of width 1", (layer(5, 1), circle), f"{BLOCKS}; biases move, too"),
+            Case(
+                "5 heads in a circle, no bias",
+                (layer(5, 3, bias=False), circle),
+                BLOCKS,
+            ),
+            Case(
+                "2 of 3 heads swapped",
+                (layer(3, 5), swap),
+                f"{BLOCKS}; biases move, too",
+            ),
+            Case(
+                "5 heads of width 1",
+                (layer(5, 1), circle),
+                f"{BLOCKS}; biases move, too",
+            ),
             Case("the old order", (layer(3, 5), torch.arange(3)), "nothing moves then"),
         ]
 
@@ -125,7 +153,11 @@ def check_global_window(function: Callable) -> None:
             Case("13 tokens, reach 2, token 6", (13, 2, 6), both),
             Case("the first token", (11, 3, 0), both),
             Case("the last token", (11, 1, 10), both),
-            Case("reach 0", (7, 0, 2), "each query still sees its own key: distance <= reach"),
+            Case(
+                "reach 0",
+                (7, 0, 2),
+                "each query still sees its own key: distance <= reach",
+            ),
             Case("reach beyond the sentence", (5, 9, 2), "everybody sees everybody"),
             Case("one token", (1, 1, 0), "a mask of shape (1, 1, 1)"),
         ]
@@ -148,8 +180,13 @@ def check_grid_positions(function: Callable) -> None:
 
     def reference(rows: int, columns: int, d_model: int) -> Tensor:
         half = d_model // 2
-        of_row, of_column = sinusoidal_table(rows, half), sinusoidal_table(columns, half)
-        return torch.cat([of_row.repeat_interleave(columns, 0), of_column.repeat(rows, 1)], dim=1)
+        of_row, of_column = (
+            sinusoidal_table(rows, half),
+            sinusoidal_table(columns, half),
+        )
+        return torch.cat(
+            [of_row.repeat_interleave(columns, 0), of_column.repeat(rows, 1)], dim=1
+        )
 
     def cases() -> list[Case]:
         divide = "patch number n stands in row n // columns and column n % columns"
@@ -159,7 +196,9 @@ def check_grid_positions(function: Callable) -> None:
             Case("more columns than rows", (3, 5, 8), divide),
             Case("more rows than columns", (7, 2, 12), divide),
             Case("one row", (1, 5, 8), "the row is 0 for all: sines 0, cosines 1"),
-            Case("one column", (5, 1, 8), "the column is 0 for all: sines 0, cosines 1"),
+            Case(
+                "one column", (5, 1, 8), "the column is 0 for all: sines 0, cosines 1"
+            ),
         ]
 
     run("check_grid_positions", function, reference, cases)

@@ -36,8 +36,16 @@ def check_attention_pooling(function: Callable) -> None:
         scores = "normalise `query @ keys.T` over the keys, dim=1, with no factor"
         return [
             Case("5 queries, 7 keys", (q, k, v), scores),
-            Case("one query", (q[:1], k, v), "keep the axis of the queries, also if it is 1"),
-            Case("one key", (q, k[:1], v[:1]), "a single key has weight 1, whatever its score"),
+            Case(
+                "one query",
+                (q[:1], k, v),
+                "keep the axis of the queries, also if it is 1",
+            ),
+            Case(
+                "one key",
+                (q, k[:1], v[:1]),
+                "a single key has weight 1, whatever its score",
+            ),
             Case("scores beyond ±900", (far, near, v), LARGE),
             Case("float64", wide, FLOAT64),
             Case(
@@ -70,17 +78,25 @@ def check_leave_one_out(function: Callable) -> None:
     """
 
     def reference(keys: Tensor, values: Tensor, width: Tensor) -> Tensor:
-        return nadaraya_watson(keys, keys, values, width=width, mask=leave_one_out_mask(len(keys)))
+        return nadaraya_watson(
+            keys, keys, values, width=width, mask=leave_one_out_mask(len(keys))
+        )
 
     def cases() -> list[Case]:
         keys, values, width = 2 * torch.randn(11), torch.randn(11), torch.tensor(0.7)
         twice = torch.cat([keys[:5], keys[:5], keys[10:]])
         lonely = torch.cat([keys[:10], torch.tensor([60.0])])
         wide = tuple(x.double() for x in (keys, values, width))
-        by_number = "leave out the point itself, by its number, and not every key at distance 0"
+        by_number = (
+            "leave out the point itself, by its number, and not every key at distance 0"
+        )
         return [
             Case("11 points", (keys, values, width), OTHERS),
-            Case("two points", (keys[:2], values[:2], width), "each must predict the other"),
+            Case(
+                "two points",
+                (keys[:2], values[:2], width),
+                "each must predict the other",
+            ),
             Case("two points at the same place", (twice, values, width), by_number),
             Case(
                 "a point far from all others",
@@ -129,7 +145,11 @@ def check_masked_softmax(function: Callable) -> None:
         low = torch.tensor([[[-3e6, -3e6 + 1, 5.0, 6.0]]])
         few = torch.tensor([[[True, True, False, False]]])
         return [
-            Case("a mask for each query", (scores, mask), "zeros for forbidden keys, dim=-1"),
+            Case(
+                "a mask for each query",
+                (scores, mask),
+                "zeros for forbidden keys, dim=-1",
+            ),
             Case(
                 "one mask for all queries",
                 (scores, mask[:, :1]),
@@ -188,7 +208,9 @@ def check_attend_in_pieces(function: Callable) -> None:
         TypeError: If ``function`` can't be called.
     """
 
-    def reference(score: nn.Module, query: Tensor, key: Tensor, value: Tensor, size: int) -> Tensor:
+    def reference(
+        score: nn.Module, query: Tensor, key: Tensor, value: Tensor, size: int
+    ) -> Tensor:
         pieces = query.split(size, dim=-2)
         return torch.cat([attend(score, piece, key, value) for piece in pieces], dim=-2)
 
@@ -212,7 +234,11 @@ def check_attend_in_pieces(function: Callable) -> None:
         batch = tuple(torch.randn(2, 3, n, 5) for n in (13, 7, 7))
         return [
             Case("37 queries, 16 at a time", (additive, q, k, v, 16), PIECES),
-            Case("another size: 5 at a time", (additive, q, k, v, 5), "use `size`, not 16"),
+            Case(
+                "another size: 5 at a time",
+                (additive, q, k, v, 5),
+                "use `size`, not 16",
+            ),
             Case("fewer queries than fit", (additive, q[:11], k, v, 16), PIECES),
             Case(
                 "leading axes (2, 3)",
@@ -230,7 +256,9 @@ def check_attend_in_pieces(function: Callable) -> None:
     run("check_attend_in_pieces", function, reference, cases, held)
 
 
-PIECES = "cut the queries alone, keep the order, and don't forget the shorter last piece"
+PIECES = (
+    "cut the queries alone, keep the order, and don't forget the shorter last piece"
+)
 
 
 def check_additive_step(function: Callable) -> None:
@@ -250,7 +278,11 @@ def check_additive_step(function: Callable) -> None:
         state: Tensor, memory: Tensor, mask: Tensor, w_q: Tensor, w_k: Tensor, w: Tensor
     ) -> tuple[Tensor, Tensor]:
         score = AdditiveScore(w_q.shape[1], w_k.shape[1], len(w))
-        parameters = {"query_proj.weight": w_q, "key_proj.weight": w_k, "output.weight": w[None]}
+        parameters = {
+            "query_proj.weight": w_q,
+            "key_proj.weight": w_k,
+            "output.weight": w[None],
+        }
         scores = functional_call(score, parameters, (state[:, None], memory))
         weights = masked_softmax(scores, mask[:, None])
         return (weights @ memory)[:, 0], weights[:, 0]
@@ -274,9 +306,21 @@ def check_additive_step(function: Callable) -> None:
                 (state, memory[:, :3], padded[:, :3], w_q, w_k, w),
                 "the mask has one row a sentence: axes that happen to be equal hide a mix-up",
             ),
-            Case("one token", (state, memory[:, :1], full[:, :1], w_q, w_k, w), "weight 1, (B, 1)"),
-            Case("scores of several hundreds", (state, memory, padded, w_q, w_k, 400 * w), LARGE),
-            Case("allowed scores of -10 billion", (state.abs(), memory, first, *low), LOWEST),
+            Case(
+                "one token",
+                (state, memory[:, :1], full[:, :1], w_q, w_k, w),
+                "weight 1, (B, 1)",
+            ),
+            Case(
+                "scores of several hundreds",
+                (state, memory, padded, w_q, w_k, 400 * w),
+                LARGE,
+            ),
+            Case(
+                "allowed scores of -10 billion",
+                (state.abs(), memory, first, *low),
+                LOWEST,
+            ),
             Case("float64", (*wide[:2], padded, *wide[2:]), FLOAT64),
             Case(
                 "gradients",

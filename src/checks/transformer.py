@@ -33,9 +33,21 @@ def check_layer_norm(function: Callable) -> None:
         axis = "mean and variance over dim=-1 with keepdim=True, `unbiased=False`"
         return [
             Case("tokens of width 7", (x, gain, bias, 1e-5), axis),
-            Case("as many tokens as columns", (x[:, :5, :5], gain[:5], bias[:5], 1e-5), axis),
-            Case("a token of equal numbers", (0 * x + 3, gain, bias, 1e-5), "eps prevents 0 / 0"),
-            Case("numbers as small as eps", (0.01 * x, gain, bias, 1e-3), "eps is in the root"),
+            Case(
+                "as many tokens as columns",
+                (x[:, :5, :5], gain[:5], bias[:5], 1e-5),
+                axis,
+            ),
+            Case(
+                "a token of equal numbers",
+                (0 * x + 3, gain, bias, 1e-5),
+                "eps prevents 0 / 0",
+            ),
+            Case(
+                "numbers as small as eps",
+                (0.01 * x, gain, bias, 1e-3),
+                "eps is in the root",
+            ),
             Case(
                 "numbers near 1,000",
                 (x + 1000, gain, bias, 1e-5),
@@ -67,7 +79,9 @@ def check_token_loss(function: Callable) -> None:
         TypeError: If ``function`` can't be called.
     """
 
-    def reference(logits: Tensor, targets: Tensor, pad_id: int, smoothing: float) -> Tensor:
+    def reference(
+        logits: Tensor, targets: Tensor, pad_id: int, smoothing: float
+    ) -> Tensor:
         total, count = token_loss(logits, targets, pad_id, smoothing)
         return total / count
 
@@ -76,10 +90,16 @@ def check_token_loss(function: Callable) -> None:
         full = torch.randint(4, 11, (3, 5))
         real = torch.arange(5) < torch.tensor([5, 2, 1])[:, None]
         padded, other = full.where(real, 0), full.where(real, 3)
-        mean = "sum over the real tokens of the whole batch, divide once by their number"
+        mean = (
+            "sum over the real tokens of the whole batch, divide once by their number"
+        )
         even = "(1 - ε) · (-log p[target]) + ε · (mean over all V words of -log p)"
         return [
-            Case("no padding, no smoothing", (logits, full, 0, 0.0), "log_softmax over dim=-1"),
+            Case(
+                "no padding, no smoothing",
+                (logits, full, 0, 0.0),
+                "log_softmax over dim=-1",
+            ),
             Case("padding", (logits, padded, 0, 0.0), mean),
             Case("padding with id 3", (logits, other, 3, 0.0), "use `pad_id`"),
             Case("smoothing", (logits, full, 0, 0.2), even),
@@ -89,7 +109,12 @@ def check_token_loss(function: Callable) -> None:
                 (400 * logits, padded, 0, 0.1),
                 "log(softmax) is -inf where the softmax is 0: use log_softmax",
             ),
-            Case("gradients", (logits, padded, 0, 0.2), "padding gets none", gradients=("logits",)),
+            Case(
+                "gradients",
+                (logits, padded, 0, 0.2),
+                "padding gets none",
+                gradients=("logits",),
+            ),
         ]
 
     run("check_token_loss", function, reference, cases)
@@ -109,9 +134,17 @@ def check_multi_head_attention(function: Callable) -> None:
     """
 
     def reference(
-        x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, num_heads: int, mask: Tensor
+        x: Tensor,
+        w_q: Tensor,
+        w_k: Tensor,
+        w_v: Tensor,
+        w_o: Tensor,
+        num_heads: int,
+        mask: Tensor,
     ) -> Tensor:
-        module = MultiHeadAttention(x.shape[-1], num_heads, bias=False, backend="explicit")
+        module = MultiHeadAttention(
+            x.shape[-1], num_heads, bias=False, backend="explicit"
+        )
         rows = torch.cat([w_q, w_k, w_v], dim=1).T
         parameters = {"in_proj.weight": rows, "out_proj.weight": w_o.T}
         return functional_call(module, parameters, (x,), {"mask": mask})
@@ -123,13 +156,23 @@ def check_multi_head_attention(function: Callable) -> None:
         first = torch.arange(5).expand(2, 1, 5) < 1
         low = (1e10 * matrices[0], *matrices[1:])
         wide = tuple(m.double() for m in matrices)
-        heads = "(B, T, D) to (B, H, T, K) and back; scale 1/sqrt(K); softmax over the keys"
+        heads = (
+            "(B, T, D) to (B, H, T, K) and back; scale 1/sqrt(K); softmax over the keys"
+        )
         mask = "the mask (B, 1, T) needs an axis for the heads; -inf before the softmax"
         return [
-            Case("one head", (x, *matrices, 1, full), "softmax(x w_q (x w_k)ᵀ / sqrt(K)) x w_v"),
+            Case(
+                "one head",
+                (x, *matrices, 1, full),
+                "softmax(x w_q (x w_k)ᵀ / sqrt(K)) x w_v",
+            ),
             Case("3 heads", (x, *matrices, 3, full), heads),
             Case("padding", (x, *matrices, 3, padded), mask),
-            Case("as many tokens as heads", (x[:, :3], *matrices, 3, padded[..., :3]), mask),
+            Case(
+                "as many tokens as heads",
+                (x[:, :3], *matrices, 3, padded[..., :3]),
+                mask,
+            ),
             Case("allowed scores of -10 billion", (x, *low, 3, first), LOWEST),
             Case("float64", (x.double(), *wide, 7, padded), FLOAT64),
             Case(
@@ -164,8 +207,16 @@ def check_effective_number(function: Callable) -> None:
         each = "sum over the last axis alone; natural logarithm"
         limit = "0 · ln 0 is NaN for a computer and 0 in the limit: `torch.special.entr`, `xlogy`"
         return [
-            Case("one query", (torch.tensor([0.1, 0.1, 0.3, 0.5]),), "exp(-Σ w ln w), a tensor"),
-            Case("equal weights", (torch.full((5, 7), 1 / 7),), "it is the number of keys, 7"),
+            Case(
+                "one query",
+                (torch.tensor([0.1, 0.1, 0.3, 0.5]),),
+                "exp(-Σ w ln w), a tensor",
+            ),
+            Case(
+                "equal weights",
+                (torch.full((5, 7), 1 / 7),),
+                "it is the number of keys, 7",
+            ),
             Case("axes (2, 3, 7)", (scores.softmax(-1),), each),
             Case("weights of 0", (zero,), limit),
             Case("all weight on one key", (torch.eye(5),), f"it is 1; {limit}"),

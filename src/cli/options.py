@@ -45,7 +45,14 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (--help lists all options)\n")
 
     def option(
-        self, group: Any, flag: str, *, default: Any = None, help: str, shown: str = "", **kwargs
+        self,
+        group: Any,
+        flag: str,
+        *,
+        default: Any = None,
+        help: str,
+        shown: str = "",
+        **kwargs,
     ) -> None:
         """Add an option whose default is shown in the help and kept in `defaults`.
 
@@ -58,13 +65,19 @@ class Parser(argparse.ArgumentParser):
             **kwargs: Of `argparse`'s ``add_argument``.
         """
         if default is not None and not shown:
-            shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+            shown = (
+                " ".join(map(str, default))
+                if isinstance(default, tuple)
+                else str(default)
+            )
         text = f"{help.rstrip('.')} (default: {shown or 'none'})"
         action = group.add_argument(flag, help=text.replace("%", "%%"), **kwargs)
         self.kinds[action.dest] = action
         self.defaults[action.dest] = default
 
-    def fields(self, group: Any, cls: type, *, skip: Iterable[str] = (), shown: str = "") -> None:
+    def fields(
+        self, group: Any, cls: type, *, skip: Iterable[str] = (), shown: str = ""
+    ) -> None:
         """Add an option for each field of a dataclass, explained by its docstring.
 
         Args:
@@ -91,7 +104,9 @@ class Parser(argparse.ArgumentParser):
             elif typing.get_origin(kind) is tuple:
                 number = typing.get_args(kind)
                 kwargs = {"type": number[0], "nargs": len(number), "metavar": "X"}
-            default = None if shown or field.default is dataclasses.MISSING else field.default
+            default = (
+                None if shown or field.default is dataclasses.MISSING else field.default
+            )
             self.option(
                 group,
                 flag(field.name),
@@ -105,7 +120,9 @@ class Parser(argparse.ArgumentParser):
         """Leave with status 2 if a number is below the smallest that its option may have."""
         for name, number in smallest.items():
             if options[name] is not None and options[name] < number:
-                self.error(f"{flag(name)} must be at least {number}, got {options[name]}")
+                self.error(
+                    f"{flag(name)} must be at least {number}, got {options[name]}"
+                )
 
     def given(self, argv: Sequence[str] | None) -> dict[str, Any]:
         """Only what the command line says; lists become tuples."""
@@ -155,7 +172,11 @@ def in_flags(text: str, names: Iterable[str]) -> str:
         return text
     names = set(names)
     word = r"(?<!\S)\w+(?![^\s,])"  # not a part of a path
-    return re.sub(word, lambda w: flag(w[0]) if w[0] in names else w[0], head) + must + rule
+    return (
+        re.sub(word, lambda w: flag(w[0]) if w[0] in names else w[0], head)
+        + must
+        + rule
+    )
 
 
 def layered(groups: Iterable[set[str]], *sources: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,7 +236,9 @@ def complain(program: str, error: BaseException) -> int:
     """Say in one line what went wrong; returns the exit status 2."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        text = (
+            f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        )
     rank = os.environ.get("RANK", "0")
     where = f"{program}, process {rank}" if rank != "0" else program
     # One write: torchrun's processes share a standard error without a buffer, and print makes two.

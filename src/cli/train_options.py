@@ -22,7 +22,14 @@ TOKENIZERS = {"word": WordTokenizer, "subword": SubwordTokenizer}
 # These exclude each other: a flag takes away what the configuration file says.
 CORPORA, BATCHES = {"tatoeba", "tsv", "moses"}, {"batch_size", "max_tokens"}
 # These follow from the tokenizers.
-DERIVED = {"src_vocab_size", "tgt_vocab_size", "pad_id", "bos_id", "eos_id", "num_token_types"}
+DERIVED = {
+    "src_vocab_size",
+    "tgt_vocab_size",
+    "pad_id",
+    "bos_id",
+    "eos_id",
+    "num_token_types",
+}
 # What may differ when a run is resumed: how long, when to look, where and how to compute, and how
 # the corpus is spelled: its digest says whether it is the same.
 FREE = {
@@ -54,7 +61,9 @@ def build_parser(description: str) -> Parser:
     option = parser.option
     run = parser.add_argument_group("run")
     option(run, "--out", metavar="DIR", help="folder of the run")
-    option(run, "--config", metavar="FILE", help="TOML or JSON file of settings; flags win")
+    option(
+        run, "--config", metavar="FILE", help="TOML or JSON file of settings; flags win"
+    )
     option(
         run,
         "--resume",
@@ -62,7 +71,13 @@ def build_parser(description: str) -> Parser:
         default=False,
         help="go on with the run in --out; start it if there is none yet",
     )
-    option(run, "--device", metavar="NAME", help="such as cpu or cuda:1", shown="the best at hand")
+    option(
+        run,
+        "--device",
+        metavar="NAME",
+        help="such as cpu or cuda:1",
+        shown="the best at hand",
+    )
     option(
         run,
         "--sharding",
@@ -71,10 +86,18 @@ def build_parser(description: str) -> Parser:
         help="how several processes share the work: copies of the model, or parts",
     )
     option(
-        run, "--tensorboard", action=BooleanOptionalAction, default=True, help="log for TensorBoard"
+        run,
+        "--tensorboard",
+        action=BooleanOptionalAction,
+        default=True,
+        help="log for TensorBoard",
     )
     option(
-        run, "--progress", action=BooleanOptionalAction, shown="in a terminal", help="show a bar"
+        run,
+        "--progress",
+        action=BooleanOptionalAction,
+        shown="in a terminal",
+        help="show a bar",
     )
     data = parser.add_argument_group("corpus (one of the first three)")
     option(
@@ -85,10 +108,32 @@ def build_parser(description: str) -> Parser:
         help="English sentences of Tatoeba and their translations: deu, fra or spa",
     )
     option(data, "--tsv", metavar="FILE", help="a pair a line: source, tab, target")
-    option(data, "--moses", nargs=2, metavar=("SRC", "TGT"), help="two files, line by line")
-    option(data, "--max-words", type=int, metavar="INT", help="longest Tatoeba sentence, in words")
-    option(data, "--valid-share", type=float, metavar="FLOAT", default=0.05, help="for validation")
-    option(data, "--test-share", type=float, metavar="FLOAT", default=0.05, help="for the test")
+    option(
+        data, "--moses", nargs=2, metavar=("SRC", "TGT"), help="two files, line by line"
+    )
+    option(
+        data,
+        "--max-words",
+        type=int,
+        metavar="INT",
+        help="longest Tatoeba sentence, in words",
+    )
+    option(
+        data,
+        "--valid-share",
+        type=float,
+        metavar="FLOAT",
+        default=0.05,
+        help="for validation",
+    )
+    option(
+        data,
+        "--test-share",
+        type=float,
+        metavar="FLOAT",
+        default=0.05,
+        help="for the test",
+    )
     option(
         data,
         "--tokenizer",
@@ -96,7 +141,9 @@ def build_parser(description: str) -> Parser:
         default="subword",
         help="whole words, or byte pairs",
     )
-    option(data, "--vocab-size", type=int, metavar="INT", default=8000, help="of each side")
+    option(
+        data, "--vocab-size", type=int, metavar="INT", default=8000, help="of each side"
+    )
     option(
         data,
         "--max-tokens",
@@ -105,11 +152,25 @@ def build_parser(description: str) -> Parser:
         default=4096,
         help="cells of a batch in each process, padding counted",
     )
-    option(data, "--batch-size", type=int, metavar="INT", help="sentences of a batch, instead")
+    option(
+        data,
+        "--batch-size",
+        type=int,
+        metavar="INT",
+        help="sentences of a batch, instead",
+    )
     model = parser.add_argument_group("model")
-    option(model, "--preset", choices=tuple(PRESETS), default="base", help="sizes to start from")
+    option(
+        model,
+        "--preset",
+        choices=tuple(PRESETS),
+        default="base",
+        help="sizes to start from",
+    )
     parser.fields(model, TransformerConfig, skip=DERIVED, shown="the preset's")
-    training = parser.add_argument_group("training (--steps, --epochs or --seconds is needed)")
+    training = parser.add_argument_group(
+        "training (--steps, --epochs or --seconds is needed)"
+    )
     parser.fields(training, TrainingConfig)
     quality = parser.add_argument_group("translation quality")
     option(
@@ -120,7 +181,14 @@ def build_parser(description: str) -> Parser:
         default=500,
         help="validation sentences to translate at each evaluation; 0 for none",
     )
-    option(quality, "--beam-size", type=int, metavar="INT", default=4, help="for the test's BLEU")
+    option(
+        quality,
+        "--beam-size",
+        type=int,
+        metavar="INT",
+        default=4,
+        help="for the test's BLEU",
+    )
     return parser
 
 
@@ -141,8 +209,13 @@ def read_options(argv: Sequence[str] | None, description: str) -> dict[str, Any]
     stored = {}
     if kept.exists():
         if not options["resume"]:
-            raise ValueError(f"{kept.parent} holds a run: add --resume, or choose another --out")
-        stored = {k: tuple(v) if isinstance(v, list) else v for k, v in read_settings(kept).items()}
+            raise ValueError(
+                f"{kept.parent} holds a run: add --resume, or choose another --out"
+            )
+        stored = {
+            k: tuple(v) if isinstance(v, list) else v
+            for k, v in read_settings(kept).items()
+        }
     options = layered((CORPORA, BATCHES), parser.defaults, stored, filed, given)
     if stored:
         decisive = {k: v for k, v in options.items() if k not in FREE}
@@ -161,7 +234,9 @@ def check(parser: Parser, options: dict[str, Any]) -> None:
         parser.error("one corpus must be given: --tatoeba, --tsv or --moses")
     if options["max_words"] is not None and options["tatoeba"] is None:
         parser.error("--max-words goes with --tatoeba: it is not applied to files")
-    parser.at_least(options, max_words=1, batch_size=1, max_tokens=1, bleu_sentences=0, beam_size=1)
+    parser.at_least(
+        options, max_words=1, batch_size=1, max_tokens=1, bleu_sentences=0, beam_size=1
+    )
     shares = options["valid_share"], options["test_share"]
     if not (min(shares) >= 0 and sum(shares) < 1):
         parser.error(
@@ -177,7 +252,9 @@ def check(parser: Parser, options: dict[str, Any]) -> None:
     if settings.optimizer == "adam" and settings.weight_decay:
         parser.error("--weight-decay must be 0 with --optimizer adam: use adamw")
     if settings.precision == "float16" and options["sharding"] == "fsdp":
-        parser.error("--precision must not be float16 with --sharding fsdp: use bfloat16")
+        parser.error(
+            "--precision must not be float16 with --sharding fsdp: use bfloat16"
+        )
     # Both know best what they refuse: trained on nothing, and with vocabularies as large as can be.
     TOKENIZERS[options["tokenizer"]].train([], options["vocab_size"])
     model_config(options, options["vocab_size"], options["vocab_size"])
@@ -185,7 +262,9 @@ def check(parser: Parser, options: dict[str, Any]) -> None:
 
 def training_config(options: dict[str, Any]) -> TrainingConfig:
     """How to train."""
-    return TrainingConfig(**{field.name: options[field.name] for field in fields(TrainingConfig)})
+    return TrainingConfig(
+        **{field.name: options[field.name] for field in fields(TrainingConfig)}
+    )
 
 
 def model_config(

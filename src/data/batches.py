@@ -91,7 +91,9 @@ class Batch:
             )
         if self.num_tokens < 0:
             # Counted once, on the CPU where batches are made: later it would wait for the GPU.
-            object.__setattr__(self, "num_tokens", int((self.tgt_out != self.pad_id).sum()))
+            object.__setattr__(
+                self, "num_tokens", int((self.tgt_out != self.pad_id).sum())
+            )
 
     @property
     def tgt_in(self) -> Int[Tensor, "B T_less_1"]:
@@ -222,7 +224,11 @@ class BucketedBatches:
             batches = [batches[i] for i in random.permutation(len(batches))]
         for i in range(len(self)):
             place = i * self.world_size + self.rank
-            yield self._collate(batches[place]) if place < len(batches) else self._filler()
+            yield (
+                self._collate(batches[place])
+                if place < len(batches)
+                else self._filler()
+            )
 
     def _sorted(self, order: np.ndarray) -> np.ndarray:
         """Sort by length, stably: examples of the same two lengths keep their order."""

@@ -45,7 +45,9 @@ def _split_list(words: str) -> tuple[frozenset[str], tuple[str, ...]]:
     """Set whole words and beginnings of words apart, without case."""
     entries = words.casefold().split()
     whole = frozenset(entry for entry in entries if not entry.endswith("*"))
-    return whole, tuple(entry.removesuffix("*") for entry in entries if entry.endswith("*"))
+    return whole, tuple(
+        entry.removesuffix("*") for entry in entries if entry.endswith("*")
+    )
 
 
 _LISTS = {language: _split_list(words) for language, words in _WORDS.items()}
@@ -62,8 +64,11 @@ def is_suitable(sentence: str, language: str) -> bool:
         ValueError: If there is no list for ``language``.
     """
     if language not in _LISTS:
-        raise ValueError(f"language must be one of {', '.join(_LISTS)}, but is {language!r}")
+        raise ValueError(
+            f"language must be one of {', '.join(_LISTS)}, but is {language!r}"
+        )
     whole, beginnings = _LISTS[language]
     return not any(
-        word in whole or word.startswith(beginnings) for word in _WORD.findall(sentence.casefold())
+        word in whole or word.startswith(beginnings)
+        for word in _WORD.findall(sentence.casefold())
     )

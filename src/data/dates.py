@@ -93,7 +93,9 @@ def date_pair(date: datetime.date, pattern: str) -> DatePair:
     for field, text in _parts(date, pattern, "en"):
         tokens = _tokens(text)
         if field:
-            places.setdefault(field, []).extend(range(len(source), len(source) + len(tokens)))
+            places.setdefault(field, []).extend(
+                range(len(source), len(source) + len(tokens))
+            )
         source += tokens
     if set(places) not in (set("yMd"), set("yMdE")):
         raise ValueError(f"pattern must hold y, M, d and perhaps E, got {pattern!r}")
@@ -147,7 +149,9 @@ def load_dates(
     return pairs[:num_train], pairs[num_train:]
 
 
-def alignment_agreement(weights: Float[Tensor, "B T S"], pairs: Sequence[DatePair]) -> Agreement:
+def alignment_agreement(
+    weights: Float[Tensor, "B T S"], pairs: Sequence[DatePair]
+) -> Agreement:
     """Compare attention weights with the true alignments, over all tokens that have one.
 
     Args:
@@ -160,7 +164,9 @@ def alignment_agreement(weights: Float[Tensor, "B T S"], pairs: Sequence[DatePai
         ValueError: If there are not B pairs, or B is 0, or a pair is longer than the weights.
     """
     if not pairs or len(weights) != len(pairs):
-        raise ValueError(f"pairs must be as many as weights ({len(weights)}), got {len(pairs)}")
+        raise ValueError(
+            f"pairs must be as many as weights ({len(weights)}), got {len(pairs)}"
+        )
     hits, near, mass, chance = [], [], [], []
     for own, pair in zip(weights, pairs, strict=True):
         length, width = len(pair.alignment), len(pair.source.split())
@@ -177,7 +183,9 @@ def alignment_agreement(weights: Float[Tensor, "B T S"], pairs: Sequence[DatePai
                 mass.append(own[t, sorted(true)].sum())
                 chance.append(len(true) / width)
     mean_mass = float(torch.stack(mass).mean())
-    return Agreement(*(sum(x) / len(x) for x in (hits, near)), mean_mass, sum(chance) / len(chance))
+    return Agreement(
+        *(sum(x) / len(x) for x in (hits, near)), mean_mass, sum(chance) / len(chance)
+    )
 
 
 def _parts(date: datetime.date, pattern: str, locale: str) -> list[tuple[str, str]]:

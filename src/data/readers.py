@@ -35,7 +35,9 @@ def read_tsv(path: str | Path, *, source: int = 0, target: int = 1) -> list[Pair
         ValueError: If a column is negative.
     """
     if min(source, target) < 0:
-        raise ValueError(f"source and target must be 0 or more, but are {source} and {target}")
+        raise ValueError(
+            f"source and target must be 0 or more, but are {source} and {target}"
+        )
     pairs = []
     for where, line in read_lines(path):
         fields = line.split("\t")
@@ -44,7 +46,9 @@ def read_tsv(path: str | Path, *, source: int = 0, target: int = 1) -> list[Pair
                 f"{where}: needs {max(source, target) + 1} tab-separated columns, "
                 f"but has {len(fields)}"
             )
-        pairs.append(Pair(_sentence(where, fields[source]), _sentence(where, fields[target])))
+        pairs.append(
+            Pair(_sentence(where, fields[source]), _sentence(where, fields[target]))
+        )
     return pairs
 
 
@@ -61,9 +65,12 @@ def read_moses(src_path: str | Path, tgt_path: str | Path) -> list[Pair]:
     """
     sources, targets = list(read_lines(src_path)), list(read_lines(tgt_path))
     if len(sources) != len(targets):
-        raise CorpusError(f"{src_path} has {len(sources)} lines, but {tgt_path} has {len(targets)}")
+        raise CorpusError(
+            f"{src_path} has {len(sources)} lines, but {tgt_path} has {len(targets)}"
+        )
     return [
-        Pair(_sentence(*source), _sentence(*target)) for source, target in zip(sources, targets)
+        Pair(_sentence(*source), _sentence(*target))
+        for source, target in zip(sources, targets)
     ]
 
 

@@ -56,7 +56,13 @@ def split_pairs(
     splits = Splits([], [], [])
     for pair, (source_key, _) in zip(pairs, keys):
         draw = _uniform(f"{seed}\t{groups[source_key]}")
-        side = splits.test if draw < test else splits.valid if draw < test + valid else splits.train
+        side = (
+            splits.test
+            if draw < test
+            else splits.valid
+            if draw < test + valid
+            else splits.train
+        )
         side.append(pair)
     return splits
 
@@ -79,7 +85,9 @@ def _group_names(edges: Iterable[tuple[_Node, _Node]]) -> dict[_Node, str]:
     def root(node: _Node) -> _Node:
         parent.setdefault(node, node)
         while parent[node] != node:
-            parent[node] = parent[parent[node]]  # halve the path for those who come later
+            parent[node] = parent[
+                parent[node]
+            ]  # halve the path for those who come later
             node = parent[node]
         return node
 
@@ -129,13 +137,18 @@ def easy_subset(
     for name, value in limits.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, but is {value}")
-    easy_source = _is_easy((pair.source for pair in splits.train), num_words, max_tokens)
+    easy_source = _is_easy(
+        (pair.source for pair in splits.train), num_words, max_tokens
+    )
     easy_target = _is_easy(
         (pair.target for pair in splits.train), num_target_words, max_target_tokens
     )
     sides = (splits.train, splits.valid, splits.test)
     return Splits(
-        *([p for p in side if easy_source(p.source) and easy_target(p.target)] for side in sides)
+        *(
+            [p for p in side if easy_source(p.source) and easy_target(p.target)]
+            for side in sides
+        )
     )
 
 

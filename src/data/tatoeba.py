@@ -23,7 +23,13 @@ from src.data.batches import (
 from src.data.content_filter import is_suitable
 from src.data.readers import CorpusError, Pair, read_lines, read_moses, read_tsv
 from src.data.splits import Splits, easy_subset, split_pairs
-from src.data.tokenization import SubwordTokenizer, Tokenizer, WordTokenizer, normalise, split_words
+from src.data.tokenization import (
+    SubwordTokenizer,
+    Tokenizer,
+    WordTokenizer,
+    normalise,
+    split_words,
+)
 
 __all__ = [
     "Batch",
@@ -108,7 +114,9 @@ def read_tatoeba(target: str = "fra") -> list[Pair]:
         AssetError: If the sentences can't be fetched.
     """
     if target not in _TARGETS:
-        raise ValueError(f"target must be one of {', '.join(sorted(_TARGETS))}, but is {target!r}")
+        raise ValueError(
+            f"target must be one of {', '.join(sorted(_TARGETS))}, but is {target!r}"
+        )
     column = _TARGETS[target]
     pairs = []
     for _, line in read_lines(fetch("tatoeba")):
@@ -158,7 +166,9 @@ def clean_pairs(
             is_suitable(pair.source, "eng") and is_suitable(pair.target, target)
         ):
             counts["unsuitable"] += 1
-        elif min(lengths) < min_words or (max_words is not None and max(lengths) > max_words):
+        elif min(lengths) < min_words or (
+            max_words is not None and max(lengths) > max_words
+        ):
             counts["other_length"] += 1
         else:
             kept.append(pair)
@@ -193,7 +203,9 @@ def _describe(target: str, pairs: list[Pair], report: Cleaning) -> str:
     bounds = (1, 3, 5, 7, 9, 13, 17, 25, max(lengths) + 1)
     for low, high in ((a, b - 1) for a, b in zip(bounds, bounds[1:])):
         count = sum(low <= length <= high for length in lengths)
-        lines.append(f"    {low:3} – {high:3}            {count:7,} {count / len(lengths):7.1%}")
+        lines.append(
+            f"    {low:3} – {high:3}            {count:7,} {count / len(lengths):7.1%}"
+        )
     lines.append("                            train   valid    test")
     for name, part in (("split", splits), ("easy subset", easy)):
         counts = (len(part.train), len(part.valid), len(part.test))
@@ -206,11 +218,15 @@ def _describe(target: str, pairs: list[Pair], report: Cleaning) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print source, licence, counts, lengths, sides and examples of the Tatoeba pairs."""
-    parser = argparse.ArgumentParser(prog="python -m src.data", description=main.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m src.data", description=main.__doc__
+    )
     parser.add_argument("--target", choices=sorted(_TARGETS), help="one language only")
     chosen = parser.parse_args(arguments).target
     asset = ASSETS["tatoeba"]
-    print(f"{asset.credit}; {asset.licence}; {asset.size:,} bytes; sha256 {asset.sha256}")
+    print(
+        f"{asset.credit}; {asset.licence}; {asset.size:,} bytes; sha256 {asset.sha256}"
+    )
     for target in [chosen] if chosen else sorted(_TARGETS):
         print()
         print(_describe(target, *clean_pairs(read_tatoeba(target), target)))

@@ -28,7 +28,9 @@ _SAME = {
     "": "\u200b\u2060\ufeff\u00ad",
     "...": "\u2026",
 }
-_CHARACTERS = str.maketrans({char: plain for plain, chars in _SAME.items() for char in chars})
+_CHARACTERS = str.maketrans(
+    {char: plain for plain, chars in _SAME.items() for char in chars}
+)
 # French sets a space inside its guillemets. German turns them round, »so«, and sets none.
 _GUILLEMETS = re.compile(r"(?<![^\s(])«([^«»]*)»")
 # Persian, the scripts of India and emoji need their joiners; anywhere else nobody sees them.
@@ -114,7 +116,9 @@ class Tokenizer(ABC):
 
     def to_file(self, path: str | Path) -> None:
         """Write the tokenizer to a JSON file, whole or not at all."""
-        text = json.dumps({"tokenizer": self.kind, "state": self._state()}, ensure_ascii=False)
+        text = json.dumps(
+            {"tokenizer": self.kind, "state": self._state()}, ensure_ascii=False
+        )
         with replacing(path) as part:
             part.write_text(text, encoding="utf-8")
 
@@ -135,14 +139,20 @@ class Tokenizer(ABC):
                 try:
                     return found._from_state(state)
                 except Exception as error:  # `tokenizers` raises nothing more special
-                    raise ValueError(f"{path} is not a tokenizer's file: {error!r}") from error
-        raise ValueError(f"{path} holds a tokenizer of kind {kind!r}, not a {cls.__name__}")
+                    raise ValueError(
+                        f"{path} is not a tokenizer's file: {error!r}"
+                    ) from error
+        raise ValueError(
+            f"{path} holds a tokenizer of kind {kind!r}, not a {cls.__name__}"
+        )
 
     def _checked(self, ids: Iterable[int] | Tensor) -> list[int]:
         ids = [int(token_id) for token_id in ids]
         for token_id in ids:
             if not 0 <= token_id < len(self):
-                raise ValueError(f"ids must be in 0 … {len(self) - 1}, but one is {token_id}")
+                raise ValueError(
+                    f"ids must be in 0 … {len(self) - 1}, but one is {token_id}"
+                )
         return ids
 
 
@@ -184,11 +194,16 @@ def join_words(tokens: Iterable[str]) -> str:
     for token in tokens:
         unspaced = _NO_SPACE_AROUND.match(token) is not None
         closing = token == '"' and quoted
-        attached = token in _NO_SPACE_BEFORE or closing or (token[0] == "-" and len(token) > 1)
+        attached = (
+            token in _NO_SPACE_BEFORE or closing or (token[0] == "-" and len(token) > 1)
+        )
         text += token if glue or attached or unspaced else " " + token
         opening = token == '"' and not quoted
         glue = (
-            token in _NO_SPACE_AFTER or opening or unspaced or (token[-1] == "'" and len(token) > 1)
+            token in _NO_SPACE_AFTER
+            or opening
+            or unspaced
+            or (token[-1] == "'" and len(token) > 1)
         )
         quoted ^= token == '"'
     return text
@@ -225,8 +240,12 @@ class WordTokenizer(Tokenizer):
         self._tokens = [*SPECIALS, *words]
         self._ids = {token: index for index, token in enumerate(self._tokens)}
         if len(self._ids) < len(self._tokens):
-            twice = [token for token, count in Counter(self._tokens).items() if count > 1]
-            raise ValueError(f"words must be unique and no special tokens, but repeats {twice[:5]}")
+            twice = [
+                token for token, count in Counter(self._tokens).items() if count > 1
+            ]
+            raise ValueError(
+                f"words must be unique and no special tokens, but repeats {twice[:5]}"
+            )
 
     @classmethod
     def train(cls, sentences: Iterable[str], vocab_size: int) -> "WordTokenizer":
@@ -242,8 +261,12 @@ class WordTokenizer(Tokenizer):
         """
         check_several("sentences", sentences)
         if vocab_size <= len(SPECIALS):
-            raise ValueError(f"vocab_size must be above {len(SPECIALS)}, but is {vocab_size}")
-        counts = Counter(token for sentence in sentences for token in split_words(sentence))
+            raise ValueError(
+                f"vocab_size must be above {len(SPECIALS)}, but is {vocab_size}"
+            )
+        counts = Counter(
+            token for sentence in sentences for token in split_words(sentence)
+        )
         by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
         return cls(by_frequency[: vocab_size - len(SPECIALS)])
 
@@ -264,7 +287,9 @@ class WordTokenizer(Tokenizer):
 
     @classmethod
     def _from_state(cls, state: list[str]) -> "WordTokenizer":
-        if not isinstance(state, list) or not all(isinstance(word, str) for word in state):
+        if not isinstance(state, list) or not all(
+            isinstance(word, str) for word in state
+        ):
             raise ValueError("state must be a list of words")
         return cls(state)
 
@@ -301,7 +326,9 @@ class SubwordTokenizer(Tokenizer):
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         smallest = len(SPECIALS) + len(alphabet)
         if vocab_size < smallest:
-            raise ValueError(f"vocab_size must be at least {smallest}, but is {vocab_size}")
+            raise ValueError(
+                f"vocab_size must be at least {smallest}, but is {vocab_size}"
+            )
         bpe = tokenizers.Tokenizer(models.BPE())
         bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         bpe.decoder = decoders.ByteLevel()
@@ -312,7 +339,9 @@ class SubwordTokenizer(Tokenizer):
             min_frequency=2,
             show_progress=False,
         )
-        bpe.train_from_iterator((normalise(sentence) for sentence in sentences), trainer)
+        bpe.train_from_iterator(
+            (normalise(sentence) for sentence in sentences), trainer
+        )
         return cls(bpe)
 
     def __reduce__(self) -> tuple:

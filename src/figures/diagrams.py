@@ -58,7 +58,9 @@ def transformer_diagram() -> Figure:
     # The memory leaves the encoder at its top and enters every decoder layer from the left.
     axis.plot([left, left, 5.0, 5.0], [5.09, 5.8, 5.8, 4.3], color=GREY, lw=1.2, ls="-")
     _arrow(axis, (5.0, 4.3), (right - 1.45, 4.3))
-    axis.text(3.85, 5.95, "memory: keys and values", ha="center", fontsize=8, color=GREY)
+    axis.text(
+        3.85, 5.95, "memory: keys and values", ha="center", fontsize=8, color=GREY
+    )
     return figure
 
 
@@ -78,7 +80,9 @@ def _block(axis: Axes, x: float, y: float, text: str, color: str | None) -> None
     axis.text(x, y, text, ha="center", va="center", fontsize=8.5)
 
 
-def _frame(axis: Axes, x: float, y: float, width: float, height: float, text: str) -> None:
+def _frame(
+    axis: Axes, x: float, y: float, width: float, height: float, text: str
+) -> None:
     axis.add_patch(
         FancyBboxPatch(
             (x, y),
@@ -91,7 +95,13 @@ def _frame(axis: Axes, x: float, y: float, width: float, height: float, text: st
             linewidth=1,
         )
     )
-    rotated = {"rotation": 90, "ha": "center", "va": "center", "fontsize": 8, "color": GREY}
+    rotated = {
+        "rotation": 90,
+        "ha": "center",
+        "va": "center",
+        "fontsize": 8,
+        "color": GREY,
+    }
     side = x - 0.25 if x < 5 else x + width + 0.3
     axis.text(side, y + height / 2, text, **rotated)
 
@@ -108,5 +118,11 @@ def _arrow(axis: Axes, start: tuple[float, float], end: tuple[float, float]) -> 
         "",
         end,
         start,
-        arrowprops={"arrowstyle": "-|>", "color": GREY, "lw": 1.2, "shrinkA": 0, "shrinkB": 0},
+        arrowprops={
+            "arrowstyle": "-|>",
+            "color": GREY,
+            "lw": 1.2,
+            "shrinkA": 0,
+            "shrinkB": 0,
+        },
     )

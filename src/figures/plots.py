@@ -33,13 +33,28 @@ BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = COLORS = (
     "#CC79A7",
 )
 LINE_COLORS = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, BLACK)
-DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)), (0, (1, 1)), "-")
-REFERENCE = {"color": "#777777", "linestyle": (0, (4, 3)), "linewidth": 1.0, "zorder": 1}
+DASHES = (
+    "-",
+    (0, (6, 2)),
+    (0, (2, 1.5)),
+    (0, (6, 2, 1.5, 2)),
+    (0, (9, 3)),
+    (0, (1, 1)),
+    "-",
+)
+REFERENCE = {
+    "color": "#777777",
+    "linestyle": (0, (4, 3)),
+    "linewidth": 1.0,
+    "zorder": 1,
+}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 _DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
-WIDTH = 6.8  # inches, of every picture: the column of text, at about two pixels per point
+WIDTH = (
+    6.8  # inches, of every picture: the column of text, at about two pixels per point
+)
 DPI = 144
 
 STYLE = {
@@ -87,7 +102,9 @@ def use_style() -> None:
         InlineBackend.instance(parent=shell).print_figure_kwargs = {"bbox_inches": None}
 
 
-def panels(count: int, *, columns: int = 4, height: float = 2.2, **kwargs) -> tuple[Figure, list]:
+def panels(
+    count: int, *, columns: int = 4, height: float = 2.2, **kwargs
+) -> tuple[Figure, list]:
     """Make a figure of full width with `count` axes in rows of at most `columns`.
 
     Args:
@@ -103,7 +120,9 @@ def panels(count: int, *, columns: int = 4, height: float = 2.2, **kwargs) -> tu
         ValueError: if `count` or `columns` is less than 1.
     """
     if count < 1 or columns < 1:
-        raise ValueError(f"count and columns must be at least 1, got {count} and {columns}")
+        raise ValueError(
+            f"count and columns must be at least 1, got {count} and {columns}"
+        )
     columns = min(count, columns)
     rows = -(-count // columns)
     figure, axes = plt.subplots(
@@ -225,7 +244,9 @@ def curves(
     """
     order = list(lines if order is None else order)
     if not lines or len(order) > len(LINE_COLORS):
-        raise ValueError(f"lines must be 1 to {len(LINE_COLORS)} in number, got {len(order)}")
+        raise ValueError(
+            f"lines must be 1 to {len(LINE_COLORS)} in number, got {len(order)}"
+        )
     if missing := set(lines) - set(order):
         raise ValueError(f"order must name every line, but lacks {sorted(missing)}")
     if ax is None:

@@ -97,16 +97,25 @@ def kernel_regression(
     keys = numbers("keys", keys, "S")
     grid = numbers("grid", grid, "G")
     steps = torch.tensor(grid).diff()
-    if len(grid) < 2 or steps.min() <= 0 or steps.max() - steps.min() > 0.01 * steps.max() + 2e-3:
+    if (
+        len(grid) < 2
+        or steps.min() <= 0
+        or steps.max() - steps.min() > 0.01 * steps.max() + 2e-3
+    ):
         raise ValueError("grid must rise at equal steps")
     low, high = widths
     if not 0 < low <= width <= high or low == high:
-        raise ValueError(f"width must lie within widths, 0 < {low} ≤ width ≤ {high}, got {width}")
+        raise ValueError(
+            f"width must lie within widths, 0 < {low} ≤ width ≤ {high}, got {width}"
+        )
     ladder = {round(low * (high / low) ** (i / 40), 3) for i in range(41)}
     ladder = sorted(ladder | {round(width, 3)})
     x, y = held_out
     x = numbers("held_out[0]", x, "N")
-    values, truth = numbers("values", values, len(keys)), numbers("truth", truth, len(grid))
+    values, truth = (
+        numbers("values", values, len(keys)),
+        numbers("truth", truth, len(grid)),
+    )
     made = nadaraya_watson(*map(torch.tensor, (grid, keys, values)), "gaussian", width)
     estimate = numbers("estimate", made, len(grid), digits=2)
     return page(
@@ -125,7 +134,11 @@ def kernel_regression(
         still=f"{len(keys)} examples (dots), the true curve (dashed) and the estimate with a "
         f"Gaussian kernel of width {width:.2f} (solid).",
         picture=lines(
-            "Examples, true curve and estimate", grid, estimate, truth, list(zip(keys, values))
+            "Examples, true curve and estimate",
+            grid,
+            estimate,
+            truth,
+            list(zip(keys, values)),
         ),
     )
 
@@ -156,10 +169,14 @@ def position_waves(
     rows = numbers("table", table, "n", "D")
     length, width = len(rows), len(rows[0])
     if length < 2 or width % 2:
-        raise ValueError(f"table must have 2 rows or more and even width, got {length} by {width}")
+        raise ValueError(
+            f"table must have 2 rows or more and even width, got {length} by {width}"
+        )
     expected = sinusoidal_table(length, width, torch.float64)
     if (torch.tensor(rows, dtype=torch.float64) - expected).abs().max() > 0.01:
-        raise ValueError("table must be the one of sinusoidal_table, sines in the even columns")
+        raise ValueError(
+            "table must be the one of sinusoidal_table, sines in the even columns"
+        )
     periods = [2 * math.pi * 10000 ** (2 * j / width) for j in range(width // 2)]
     return page(
         "position_waves",
@@ -168,7 +185,9 @@ def position_waves(
         caption=caption,
         still=f"Columns 0 (solid) and 1 (dashed) repeat every {periods[0]:.1f} positions, "
         f"columns {width - 2} and {width - 1}, which are not drawn, every {periods[-1]:.0f}.",
-        picture=lines("Columns 0 and 1 over the positions", range(length), *list(zip(*rows))[:2]),
+        picture=lines(
+            "Columns 0 and 1 over the positions", range(length), *list(zip(*rows))[:2]
+        ),
     )
 
 
@@ -239,4 +258,6 @@ def _softmax(scores: Tensor) -> list[float]:
 
 
 def _shares(names: list[str], weights: list[float]) -> str:
-    return ", ".join(f"{name} {weight:.2f}" for name, weight in zip(names, weights, strict=True))
+    return ", ".join(
+        f"{name} {weight:.2f}" for name, weight in zip(names, weights, strict=True)
+    )

@@ -15,10 +15,14 @@ from IPython.display import HTML
 from torch import Tensor
 
 FOLDER = Path(__file__).parent
-STILL = "This is a still picture: moving and choosing need scripts, which do not run here."
+STILL = (
+    "This is a still picture: moving and choosing need scripts, which do not run here."
+)
 
 
-def page(kind: str, data: dict, *, title: str, caption: str, still: str, picture: str) -> HTML:
+def page(
+    kind: str, data: dict, *, title: str, caption: str, still: str, picture: str
+) -> HTML:
     """Join the shared code, the figure's own and its data into one output.
 
     Args:
@@ -88,7 +92,9 @@ def labels(name: str, values: Sequence, length: int | None = None) -> list[str]:
     if isinstance(values, str) or not all(isinstance(value, str) for value in values):
         raise TypeError(f"{name} must be a list of strings, got {values!r}")
     if not len(values) or length not in (None, len(values)):
-        raise ValueError(f"{name} must have {length or 'some'} entries, got {len(values)}")
+        raise ValueError(
+            f"{name} must have {length or 'some'} entries, got {len(values)}"
+        )
     return list(values)
 
 
@@ -106,7 +112,9 @@ def _tensor(name: str, values, axes: Sequence[str | int]) -> Tensor:
         )
     )
     if not fits:
-        raise ValueError(f"{name} must have shape ({wanted}), got {tuple(tensor.shape)}")
+        raise ValueError(
+            f"{name} must have shape ({wanted}), got {tuple(tensor.shape)}"
+        )
     if not tensor.isfinite().all():
         raise ValueError(f"{name} must be finite")
     return tensor

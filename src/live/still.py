@@ -10,7 +10,10 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-WIDTH, NAMES = 320, 80  # of a picture, and of names at its left, in pixels before it is stretched
+WIDTH, NAMES = (
+    320,
+    80,
+)  # of a picture, and of names at its left, in pixels before it is stretched
 BLUE, ORANGE = "#0072b2", "#d55e00"
 Numbers = Sequence[float | int]
 LINE = {"fill": "none", "stroke_width": 2, "vector_effect": "non-scaling-stroke"}
@@ -30,7 +33,10 @@ def bars(title: str, names: Sequence[str], weights: Numbers) -> str:
 
 
 def heatmap(
-    title: str, rows: Sequence[str], columns: Sequence[str], percents: Sequence[Sequence[int]]
+    title: str,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    percents: Sequence[Sequence[int]],
 ) -> str:
     """Return an SVG of T rows of S whole percents, as cells the fuller in colour the greater."""
     side = max(1, min(24, (WIDTH - NAMES) // len(columns)))
@@ -46,17 +52,25 @@ def heatmap(
     for t, (name, row) in enumerate(zip(rows, percents, strict=True)):
         top = head + side * t
         cells = (
-            _tag("path", d=f"M{x} {top}h{side}v{side}h-{side}z", opacity=f"{percent / 100:.2f}")
+            _tag(
+                "path",
+                d=f"M{x} {top}h{side}v{side}h-{side}z",
+                opacity=f"{percent / 100:.2f}",
+            )
             for x, percent in zip(range(NAMES, WIDTH, side), row, strict=False)
         )
         parts += [_text(name, y=top + base, **look), _tag("g", *cells, fill=BLUE)]
     return _svg(title, head + side * len(rows) + 1, parts)
 
 
-def lines(title: str, xs: Numbers, solid: Numbers, dashed: Numbers, dots: Sequence = ()) -> str:
+def lines(
+    title: str, xs: Numbers, solid: Numbers, dashed: Numbers, dots: Sequence = ()
+) -> str:
     """Return an SVG of two curves and of dots (x, y); the axes end at whole numbers."""
     ys = [*solid, *dashed, *(y for _, y in dots)]
-    (x0, x1), (y0, y1) = ((math.floor(min(v)), math.ceil(max(*v, min(v) + 1e-6))) for v in (xs, ys))
+    (x0, x1), (y0, y1) = (
+        (math.floor(min(v)), math.ceil(max(*v, min(v) + 1e-6))) for v in (xs, ys)
+    )
     left, top, wide, high = 28, 8, WIDTH - 36, 150
     scale = f"scale({wide / (x1 - x0):.4f} {-high / (y1 - y0):.4f})"
     first, second = (
@@ -71,12 +85,18 @@ def lines(title: str, xs: Numbers, solid: Numbers, dashed: Numbers, dots: Sequen
         _tag("path", d=spots, **LINE | dot),
     ]
     parts = [
-        _tag("path", d=f"M{left} {top}v{high}h{wide}", fill="none", stroke="currentColor"),
+        _tag(
+            "path", d=f"M{left} {top}v{high}h{wide}", fill="none", stroke="currentColor"
+        ),
         _text(y1, x=left - 4, y=top + 8, text_anchor="end"),
         _text(y0, x=left - 4, y=top + high, text_anchor="end"),
         _text(x0, x=left, y=top + high + 16),
         _text(x1, x=left + wide, y=top + high + 16, text_anchor="end"),
-        _tag("g", *drawn, transform=f"translate({left} {top}) {scale} translate({-x0} {-y1})"),
+        _tag(
+            "g",
+            *drawn,
+            transform=f"translate({left} {top}) {scale} translate({-x0} {-y1})",
+        ),
     ]
     return _svg(title, top + high + 20, parts)
 
@@ -96,9 +116,13 @@ def _svg(title: str, height: int, parts: list[str]) -> str:
 
 def _text(text: str | int, **attributes) -> str:
     name = str(text).replace("-", "−") if isinstance(text, int) else text
-    return _tag("text", escape(name if len(name) < 13 else f"{name[:11]}…"), **attributes)
+    return _tag(
+        "text", escape(name if len(name) < 13 else f"{name[:11]}…"), **attributes
+    )
 
 
 def _tag(kind: str, *inner: str, **attributes) -> str:
-    said = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in attributes.items())
+    said = "".join(
+        f' {name.replace("_", "-")}="{value}"' for name, value in attributes.items()
+    )
     return f"<{kind}{said}>{''.join(inner)}</{kind}>" if inner else f"<{kind}{said}/>"

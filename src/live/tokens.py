@@ -56,7 +56,9 @@ def decoding_steps(
     _check_lengths(len(sources), "sources", lists)
     sentences = [
         _sentence(words, *parts, cached=None if cached is None else cached[i])
-        for i, parts in enumerate(zip(sources, targets, probabilities, attention, strict=True))
+        for i, parts in enumerate(
+            zip(sources, targets, probabilities, attention, strict=True)
+        )
     ]
     _check_heads("attention", [s["attention"] for s in sentences])
     first = sentences[0]
@@ -69,7 +71,9 @@ def decoding_steps(
         caption=caption,
         still=f"“{' '.join(source)}” becomes “{' '.join(target)}”. Each row is a step; the "
         "fuller the colour, the more it looks at that source token (layer 0, mean of the heads).",
-        picture=heatmap("Attention of each step", target, source, percents("mean", mean, "T", "S")),
+        picture=heatmap(
+            "Attention of each step", target, source, percents("mean", mean, "T", "S")
+        ),
     )
 
 
@@ -106,7 +110,9 @@ def head_maps(
     for names, weights in zip(tokens, maps, strict=True):
         names = labels("tokens", names)
         size = len(names)
-        sentences.append({"tokens": names, "maps": _layers_and_heads("maps", weights, size, size)})
+        sentences.append(
+            {"tokens": names, "maps": _layers_and_heads("maps", weights, size, size)}
+        )
     _check_heads("maps", [s["maps"] for s in sentences])
     first, maps = sentences[0]["tokens"], sentences[0]["maps"]
     return page(
@@ -126,7 +132,9 @@ def _sentence(words, source, target, probabilities, attention, cached) -> dict:
     steps = len(target)
     ids = [int(i) for i in numbers("targets", target, "T")]
     if not 0 <= min(ids) <= max(ids) < len(words):
-        raise ValueError(f"targets must be ids below {len(words)}, got {min(ids)} to {max(ids)}")
+        raise ValueError(
+            f"targets must be ids below {len(words)}, got {min(ids)} to {max(ids)}"
+        )
     percents("probabilities", probabilities, steps, len(words))  # refuses what is none
     chances = torch.tensor(numbers("probabilities", probabilities, steps, len(words)))
     # Equal ones stand in the order of their ids, so that the order is the same on every machine.
@@ -134,7 +142,9 @@ def _sentence(words, source, target, probabilities, attention, cached) -> dict:
     data = {
         "source": source,
         "target": [words[i] for i in ids],
-        "chances": [round(row[i].item(), 3) for row, i in zip(chances, ids, strict=True)],
+        "chances": [
+            round(row[i].item(), 3) for row, i in zip(chances, ids, strict=True)
+        ],
         "candidates": [
             [[words[i], round(row[i].item(), 3)] for i in best if row[i] >= 0.005]
             for row, best in zip(chances, ranked.tolist(), strict=True)
@@ -159,11 +169,15 @@ def _check_lengths(count: int, name: str, lists: dict[str, Sequence]) -> None:
         raise ValueError(f"{name} must hold at least one sentence")
     for other, values in lists.items():
         if len(values) != count:
-            raise ValueError(f"{other} must have {count} entries, as {name}, got {len(values)}")
+            raise ValueError(
+                f"{other} must have {count} entries, as {name}, got {len(values)}"
+            )
 
 
 def _check_heads(name: str, maps: list) -> None:
     """Demand as many layers and heads for every sentence: the reader's choice goes for all."""
     counts = {(len(m), len(m[0])) for m in maps}
     if len(counts) > 1:
-        raise ValueError(f"{name} must have equal layers and heads for all, got {sorted(counts)}")
+        raise ValueError(
+            f"{name} must have equal layers and heads for all, got {sorted(counts)}"
+        )

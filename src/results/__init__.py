@@ -80,7 +80,12 @@ def save(
     _check_name(name)
     if not seconds >= 0:
         raise ValueError(f"seconds must be at least 0, got {seconds}")
-    content = {"name": name, "seconds": round(seconds, 1), **environment(packages), "data": data}
+    content = {
+        "name": name,
+        "seconds": round(seconds, 1),
+        **environment(packages),
+        "data": data,
+    }
     # `allow_nan=False`: a NaN is a failed measurement, and no valid JSON either.
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     folder = FOLDER if folder is None else Path(folder)

@@ -82,11 +82,17 @@ def save_checkpoint(
     header = {"format": FORMAT, "config": dict(config), "state": dict(state or {})}
     header |= {"aliases": aliases, "vocabularies": vocabularies(Path(path).parent)}
     weights = get_model_state_dict(model, options=_WHOLE)
-    tensors = {f"model.{k}": v.contiguous() for k, v in weights.items() if k not in aliases}
+    tensors = {
+        f"model.{k}": v.contiguous() for k, v in weights.items() if k not in aliases
+    }
     if optimizer is not None:
         entries = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
-        for name, moments in entries.get("state", {}).items():  # empty but in the writer
-            tensors |= {f"optimizer.{name}.{k}": v.contiguous() for k, v in moments.items()}
+        for name, moments in entries.get(
+            "state", {}
+        ).items():  # empty but in the writer
+            tensors |= {
+                f"optimizer.{name}.{k}": v.contiguous() for k, v in moments.items()
+            }
         header["lr"] = [group["lr"] for group in optimizer.param_groups]
     text = json.dumps(header, allow_nan=True)
     on_writer(lambda: _replace(Path(path), tensors, text))
@@ -151,11 +157,16 @@ def load_checkpoint(
 
 
 def _load_moments(
-    model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor], lr: list[float]
+    model: nn.Module,
+    optimizer: Optimizer,
+    tensors: Mapping[str, Tensor],
+    lr: list[float],
 ) -> None:
     """Load the memory of the optimizer; options such as betas stay as it was made with."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    options = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    options = [
+        {k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups
+    ]
     groups = [
         own | {"params": [names[id(p)] for p in group["params"]]}
         for own, group in zip(options, optimizer.param_groups, strict=True)
@@ -173,7 +184,9 @@ def _load_moments(
         group |= own | {"lr": rate}
 
 
-def check_config(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def check_config(
+    path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> None:
     """Raise `ConfigMismatch` naming each field in which two configurations differ."""
     found, wanted = (json.loads(json.dumps(dict(c))) for c in (found, wanted))
     absent = object()
@@ -183,7 +196,9 @@ def check_config(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
         if found.get(key, absent) != wanted.get(key, absent)
     ]
     if differences:
-        raise ConfigMismatch(f"{path} has another configuration: {'; '.join(differences)}")
+        raise ConfigMismatch(
+            f"{path} has another configuration: {'; '.join(differences)}"
+        )
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
@@ -237,7 +252,9 @@ def _replace(path: Path, tensors: Mapping[str, Tensor], text: str) -> None:
     header = {"checkpoint": text, "sha256": _digest(text, tensors)}
     with replacing(path) as partial:
         partial.touch()
-        mode = partial.stat().st_mode  # as the umask has it; safetensors lets its owner alone in
+        mode = (
+            partial.stat().st_mode
+        )  # as the umask has it; safetensors lets its owner alone in
         try:
             save_file(dict(tensors), partial, header)
         except SafetensorError as error:
@@ -256,14 +273,18 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _open(path: Path, with_tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _open(
+    path: Path, with_tensors: bool = True
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.is_file():
         raise FileNotFoundError(2, "No such checkpoint", str(path))
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get("checkpoint")
             if text is None:
-                raise CheckpointError(f"{path} is a safetensors file, but not a checkpoint")
+                raise CheckpointError(
+                    f"{path} is a safetensors file, but not a checkpoint"
+                )
             names = file.keys() if with_tensors else ()
             tensors = {name: file.get_tensor(name) for name in names}
             digest = file.metadata().get("sha256")
@@ -272,16 +293,24 @@ def _open(path: Path, with_tensors: bool = True) -> tuple[dict[str, Any], dict[s
     try:
         header = json.loads(text)
     except ValueError as error:
-        raise CheckpointError(f"{path} is not a checkpoint: its header is no JSON") from error
+        raise CheckpointError(
+            f"{path} is not a checkpoint: its header is no JSON"
+        ) from error
     found = header.get("format") if isinstance(header, dict) else None
     if found != FORMAT:
-        raise CheckpointError(f"{path} has format {found!r}; this version reads {FORMAT}")
+        raise CheckpointError(
+            f"{path} has format {found!r}; this version reads {FORMAT}"
+        )
     for name in ("config", "state", "aliases"):
         if not isinstance(header.get(name), dict):
-            raise CheckpointError(f"{path} is not a checkpoint: its header has no {name}")
+            raise CheckpointError(
+                f"{path} is not a checkpoint: its header has no {name}"
+            )
     # Those of earlier versions have no digest.
     if with_tensors and digest not in (None, _digest(text, tensors)):
-        raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one it was saved with")
+        raise CheckpointError(
+            f"{path} is damaged: its SHA-256 is not the one it was saved with"
+        )
     return header, tensors
 
 

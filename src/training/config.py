@@ -76,7 +76,9 @@ class TrainingConfig:
         """Refuse what cannot be trained with."""
         check_types(self)
         if self.steps is None and self.epochs is None and self.seconds is None:
-            raise ValueError("steps, epochs or seconds must be given, or training never ends")
+            raise ValueError(
+                "steps, epochs or seconds must be given, or training never ends"
+            )
         for name in (
             "steps",
             "epochs",
@@ -97,11 +99,15 @@ class TrainingConfig:
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
         if not (self.weight_decay >= 0 and isfinite(self.weight_decay)):
-            raise ValueError(f"weight_decay must be at least 0 and finite, got {self.weight_decay}")
+            raise ValueError(
+                f"weight_decay must be at least 0 and finite, got {self.weight_decay}"
+            )
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be in 0 … 2**63 - 1, got {self.seed}")
         if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
+            raise ValueError(
+                f"label_smoothing must be in [0, 1), got {self.label_smoothing}"
+            )
         for name, choices in (
             ("optimizer", OPTIMIZERS),
             ("schedule", SCHEDULES),
@@ -109,7 +115,9 @@ class TrainingConfig:
             ("best_by", ("loss", "score")),
         ):
             if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {choices}, got {getattr(self, name)!r}")
+                raise ValueError(
+                    f"{name} must be one of {choices}, got {getattr(self, name)!r}"
+                )
 
     def what_decides(self) -> dict[str, Any]:
         """The fields that a resumed run must share: all but how long, when to look, what with."""

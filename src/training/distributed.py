@@ -20,7 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 SHARDING = ("ddp", "fsdp")
 # Methods by which a model is used besides `forward`: FSDP has to fetch its parameters there, too.
 ENTRANCES = ("new_cache", "decode_cached", "decode_hidden", "attention_maps")
-FAILURE = "first_failure"  # the key under which the launcher's store keeps what ended the run
+FAILURE = (
+    "first_failure"  # the key under which the launcher's store keeps what ended the run
+)
 
 
 def pick_device(name: torch.device | str | None = None) -> torch.device:
@@ -37,11 +39,15 @@ def pick_device(name: torch.device | str | None = None) -> torch.device:
             torch.zeros(1, device=device)
         except (RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0]
-            raise ValueError(f"device must be usable here, but {name} is not: {reason}") from error
+            raise ValueError(
+                f"device must be usable here, but {name} is not: {reason}"
+            ) from error
         return device
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    if torch.backends.mps.is_available() and world_size() == 1:  # MPS has no collectives
+    if (
+        torch.backends.mps.is_available() and world_size() == 1
+    ):  # MPS has no collectives
         return torch.device("mps")
     return torch.device("cpu")
 
@@ -80,7 +86,11 @@ def process_group(timeout_s: float = 1800.0) -> Iterator[None]:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     store, number, size = next(rendezvous("env://"))
     dist.init_process_group(
-        backend, timeout=timedelta(seconds=timeout_s), store=store, rank=number, world_size=size
+        backend,
+        timeout=timedelta(seconds=timeout_s),
+        store=store,
+        rank=number,
+        world_size=size,
     )
     try:
         yield
@@ -103,7 +113,9 @@ def _connection_lost(error: BaseException) -> bool:
     """Whether an exchange failed: gloo has no class of errors of its own, only its name in them."""
     if isinstance(error, dist.DistError):
         return True
-    return type(error) is RuntimeError and re.search(r"\bgloo\b", str(error)) is not None
+    return (
+        type(error) is RuntimeError and re.search(r"\bgloo\b", str(error)) is not None
+    )
 
 
 def _first_failure(store: dist.Store) -> str:
@@ -160,7 +172,9 @@ def on_writer(action: Callable[[], Any]) -> None:
         raise WriterFailed("process 0 failed while it wrote for all: see its message")
 
 
-def wrap(model: nn.Module, sharding: str = "ddp", device: torch.device | None = None) -> nn.Module:
+def wrap(
+    model: nn.Module, sharding: str = "ddp", device: torch.device | None = None
+) -> nn.Module:
     """Move the model, and make the gradients of all processes add up: by copies or by shards.
 
     Copies (DDP) return a wrapper and leave the model as it is. Shards (FSDP2) change the model in

@@ -70,7 +70,9 @@ def evaluate(
             losses.append(loss)
             counts.append(tokens)
     # Read at the end: whoever reads a number waits until the device has come to it.
-    total, count = (sum(number.item() for number in numbers) for numbers in (losses, counts))
+    total, count = (
+        sum(number.item() for number in numbers) for numbers in (losses, counts)
+    )
     total, count = sum_over_ranks(total, count)
     if count == 0:
         raise ValueError("batches must hold at least one real target token")
@@ -141,7 +143,9 @@ def translate_nbest(
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     if not 1 <= num_return <= beam_size:
-        raise ValueError(f"num_return must be in [1, beam_size = {beam_size}], got {num_return}")
+        raise ValueError(
+            f"num_return must be in [1, beam_size = {beam_size}], got {num_return}"
+        )
     limit = getattr(getattr(model, "config", None), "max_len", None)
     sources = [encode_source(sentence, src_tok) for sentence in sentences]
     for i, source in enumerate(sources):
@@ -152,17 +156,30 @@ def translate_nbest(
             )
     found = [[Translation("", [], 0.0)] * num_return for _ in sources]
     real = [i for i, source in enumerate(sources) if len(source) > 1]
-    beam = {"beam_size": beam_size, "num_return": num_return, "length_penalty": length_penalty}
+    beam = {
+        "beam_size": beam_size,
+        "num_return": num_return,
+        "length_penalty": length_penalty,
+    }
     with switched(model, training=False):
         for group in _groups(real, sources, batch_size, max_tokens // beam_size):
             src = pad([sources[i] for i in group], src_tok.pad_id)
             lengths = (src != src_tok.pad_id).sum(dim=1)
-            limits = 2 * lengths + 10 if max_len is None else torch.full_like(lengths, max_len)
+            limits = (
+                2 * lengths + 10
+                if max_len is None
+                else torch.full_like(lengths, max_len)
+            )
             limits = limits if limit is None else limits.clamp(max=limit)
             src = src.to(device_of(model))
             tokens, scores = _decode(model, src, limits, tgt_tok, beam, forbidden_ids)
-            for i, rows, values in zip(group, tokens.tolist(), scores.tolist(), strict=True):
-                found[i] = [_translation(*pair, tgt_tok) for pair in zip(rows, values, strict=True)]
+            for i, rows, values in zip(
+                group, tokens.tolist(), scores.tolist(), strict=True
+            ):
+                found[i] = [
+                    _translation(*pair, tgt_tok)
+                    for pair in zip(rows, values, strict=True)
+                ]
     return found
 
 
@@ -213,11 +230,14 @@ def align_words(
     consists of several tokens may have several partners; each pair comes once, in the order of
     the target. Arguments as in `align`.
     """
-    source = [n for n, word in enumerate(sentence.split()) for _ in src_tok.encode(word)]
+    source = [
+        n for n, word in enumerate(sentence.split()) for _ in src_tok.encode(word)
+    ]
     count = len(tgt_tok.decode(target_ids).split())
     # Where one more letter would go is the word that a token belongs to.
     target = [
-        len((tgt_tok.decode(target_ids[: t + 1]) + "x").split()) - 1 for t in range(len(target_ids))
+        len((tgt_tok.decode(target_ids[: t + 1]) + "x").split()) - 1
+        for t in range(len(target_ids))
     ]
     pairs = align(model, sentence, target_ids, src_tok, tgt_tok, layer)
     # Normalising can join words, « so », which then have fewer tokens than one by one, or more.
@@ -233,7 +253,9 @@ class BLEUScore:
     signature: str
 
 
-def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], **options) -> BLEUScore:
+def corpus_bleu(
+    hypotheses: Sequence[str], references: Sequence[str], **options
+) -> BLEUScore:
     """BLEU of a whole corpus by sacrebleu, one reference for each hypothesis.
 
     Empty and very short outputs count as what they are: bad ones. Only where no reference has
@@ -300,13 +322,17 @@ def bleu_tokenizer(texts: Sequence[str]) -> str:
 
 
 def _groups(
-    indices: Sequence[int], sources: Sequence[Sequence[int]], batch_size: int, max_tokens: int
+    indices: Sequence[int],
+    sources: Sequence[Sequence[int]],
+    batch_size: int,
+    max_tokens: int,
 ) -> Iterator[list[int]]:
     """Indices of sentences to translate together, the longest first: what fails, fails early."""
     group: list[int] = []
     for i in sorted(indices, key=lambda i: -len(sources[i])):
         if group and (
-            len(group) == batch_size or (len(group) + 1) * len(sources[group[0]]) > max_tokens
+            len(group) == batch_size
+            or (len(group) + 1) * len(sources[group[0]]) > max_tokens
         ):
             yield group
             group = []
@@ -334,7 +360,9 @@ def _decode(model, src, limits, tgt_tok, beam, forbidden_ids):
     return tokens[:, None], scores[:, None]
 
 
-def _translation(tokens: Sequence[int], score: float, tgt_tok: Tokenizer) -> Translation:
+def _translation(
+    tokens: Sequence[int], score: float, tgt_tok: Tokenizer
+) -> Translation:
     specials = {tgt_tok.pad_id, tgt_tok.bos_id, tgt_tok.eos_id}
     ids = [token for token in tokens if token not in specials]
     return Translation(tgt_tok.decode(ids), ids, score)

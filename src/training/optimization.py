@@ -90,7 +90,9 @@ def warmup_rate(
     if warmup < 1:
         raise ValueError(f"warmup must be at least 1, got {warmup}")
     if (d_model is None) == (peak_lr is None):
-        raise ValueError(f"give d_model or peak_lr, one of them: got {d_model=}, {peak_lr=}")
+        raise ValueError(
+            f"give d_model or peak_lr, one of them: got {d_model=}, {peak_lr=}"
+        )
     peak = (d_model * warmup) ** -0.5 if peak_lr is None else peak_lr
     return peak * min(step / warmup, (warmup / step) ** 0.5)
 
@@ -169,14 +171,19 @@ def make_optimizer(
         )
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
-        raise ValueError("model must have at least one parameter that requires a gradient")
+        raise ValueError(
+            "model must have at least one parameter that requires a gradient"
+        )
     # MPS has a fused kernel only in newer versions of PyTorch.
     fused = all(p.device.type in ("cpu", "cuda") for p in parameters)
     options = {"lr": lr, "betas": betas, "eps": eps, "fused": fused}
     if name == "adam":
         return torch.optim.Adam(parameters, **options)
     groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
+        {
+            "params": [p for p in parameters if p.ndim >= 2],
+            "weight_decay": weight_decay,
+        },
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW([g for g in groups if g["params"]], **options)

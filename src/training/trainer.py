@@ -26,7 +26,12 @@ from src.training.checkpoints import (
 from src.training.config import Evaluation, Record, TrainingConfig
 from src.training.distributed import pick_device
 from src.training.evaluation import corpus_bleu, evaluate, switched, translate
-from src.training.optimization import make_optimizer, token_loss, warmup_rate, warmup_schedule
+from src.training.optimization import (
+    make_optimizer,
+    token_loss,
+    warmup_rate,
+    warmup_schedule,
+)
 from src.training.updater import Updater
 
 __all__ = [
@@ -141,12 +146,16 @@ class Trainer:
             OSError: If a checkpoint cannot be written. The one before is kept.
         """
         if not self._resumed and self.step == 0:
-            seed = self.config.seed + distributed.rank()  # dropout differs between processes
+            seed = (
+                self.config.seed + distributed.rank()
+            )  # dropout differs between processes
             torch.manual_seed(seed)
             random.seed(seed)
         self.stopped = self._asked = False
         if self.directory is not None:
-            distributed.on_writer(lambda: self.directory.mkdir(parents=True, exist_ok=True))
+            distributed.on_writer(
+                lambda: self.directory.mkdir(parents=True, exist_ok=True)
+            )
         self._bar = self._new_bar()
         with switched(self.model, training=True), self._bar:
             self._clock = time.perf_counter()
@@ -171,7 +180,9 @@ class Trainer:
             self.tokens += self.updater.update(group)
             self.step += 1
             self._tick()
-            done = min(int(self.seconds), self._bar.total) if self._by_clock else self.step
+            done = (
+                min(int(self.seconds), self._bar.total) if self._by_clock else self.step
+            )
             self._bar.update(done - self._bar.n)
             if self.step % config.log_every == 0:
                 self._log()
@@ -256,7 +267,9 @@ class Trainer:
             self._check_finite("the norm of the gradients", grad_norm)
         self._tick()  # after .item(), which waits for the device
         speed = tokens / max(self.seconds - seconds, 1e-9)
-        self._bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s", refresh=False)
+        self._bar.set_postfix_str(
+            f"loss {loss:.3f}, {speed:,.0f} tokens/s", refresh=False
+        )
         self._window = (self.tokens, self.seconds)
         self.updater.clear()
         record = Record(
@@ -292,8 +305,12 @@ class Trainer:
                 if self.metric is not None:
                     score = float(self.metric(self.model))
                     # What decides what all do next has to be the same in all.
-                    score = distributed.sum_over_ranks(score)[0] / distributed.world_size()
-            found = Evaluation(self.step, self.epoch, self.tokens, self.seconds, loss, score)
+                    score = (
+                        distributed.sum_over_ranks(score)[0] / distributed.world_size()
+                    )
+            found = Evaluation(
+                self.step, self.epoch, self.tokens, self.seconds, loss, score
+            )
             self.evaluations.append(found)
             self._compare(found)
             self._tell(found)
@@ -311,7 +328,9 @@ class Trainer:
             self.best, self.stale = value, 0
             if self.directory is not None:
                 path = self.directory / "best.safetensors"
-                save_checkpoint(path, self.model, config=self.model_config, state=asdict(found))
+                save_checkpoint(
+                    path, self.model, config=self.model_config, state=asdict(found)
+                )
 
     def _tell(self, event: Record | Evaluation) -> None:
         for callback in self.callbacks:
@@ -334,7 +353,9 @@ class Trainer:
             "history": [astuple(record) for record in self.history],
             "evaluations": [astuple(found) for found in self.evaluations],
         }
-        distributed.on_writer(lambda: Path(path).parent.mkdir(parents=True, exist_ok=True))
+        distributed.on_writer(
+            lambda: Path(path).parent.mkdir(parents=True, exist_ok=True)
+        )
         save_checkpoint(
             path,
             self.model,
@@ -384,11 +405,15 @@ class Trainer:
         if self.evaluations:
             self._looked = self.evaluations[-1].step
         if not set_rng_state(state["rng"], self.updater.device):
-            torch.manual_seed(self.config.seed + distributed.rank() + 1000 * (1 + self.step))
+            torch.manual_seed(
+                self.config.seed + distributed.rank() + 1000 * (1 + self.step)
+            )
         return True
 
 
-def _check(config: TrainingConfig, train: Any, valid: Any, metric: Any, sharding: str) -> None:
+def _check(
+    config: TrainingConfig, train: Any, valid: Any, metric: Any, sharding: str
+) -> None:
     for name, batches in (("train", train), ("valid", valid)):
         dealt = getattr(batches, "world_size", None)  # a list is this process's own
         if dealt is not None and dealt != distributed.world_size():
@@ -397,10 +422,16 @@ def _check(config: TrainingConfig, train: Any, valid: Any, metric: Any, sharding
                 f"processes, but has {dealt}"
             )
     for name, value in (("valid", valid), ("metric", metric)):
-        if distributed.any_rank(value is None) and distributed.any_rank(value is not None):
+        if distributed.any_rank(value is None) and distributed.any_rank(
+            value is not None
+        ):
             raise ValueError(f"{name} must be given in every process or in none")
-    if sharding == "fsdp" and valid is not None:  # whose layers are fetched from all for each batch
-        lengths = [int(n) for n in distributed.gather(torch.tensor(_length(valid) or 0))]
+    if (
+        sharding == "fsdp" and valid is not None
+    ):  # whose layers are fetched from all for each batch
+        lengths = [
+            int(n) for n in distributed.gather(torch.tensor(_length(valid) or 0))
+        ]
         if len(set(lengths)) > 1:
             raise ValueError(
                 "valid must hold the same number of batches in every process with fsdp, but they "
@@ -409,7 +440,9 @@ def _check(config: TrainingConfig, train: Any, valid: Any, metric: Any, sharding
     if config.best_by == "score" and metric is None:
         raise ValueError("metric must be given if best_by is 'score'")
     if config.best_by == "loss" and config.patience and valid is None:
-        raise ValueError("valid must be given if patience is, or nothing says when to stop")
+        raise ValueError(
+            "valid must be given if patience is, or nothing says when to stop"
+        )
 
 
 def _length(batches: Any) -> int | None:

@@ -78,7 +78,9 @@ class Updater:
         self.schedule = warmup_schedule(
             self.optimizer, config.warmup, after=config.schedule, **peak
         )
-        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
+        self.scaler = torch.amp.GradScaler(
+            device.type, enabled=config.precision == "float16"
+        )
         self.lr, self.grad_norm = 0.0, torch.zeros(())
         self.clear()
 
@@ -89,7 +91,11 @@ class Updater:
     def autocast(self) -> AbstractContextManager:
         """Matrix products inside run in the configured precision."""
         dtype = PRECISIONS[self.config.precision]
-        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+        return (
+            nullcontext()
+            if dtype is None
+            else torch.autocast(self.device.type, dtype=dtype)
+        )
 
     def update(self, group: Sequence[Any]) -> int:
         """One step of the optimizer on this process's ``group`` of batches and all the others'.
@@ -97,7 +103,9 @@ class Updater:
         Returns:
             The number of real target tokens in the groups of all processes.
         """
-        count = int(distributed.sum_over_ranks(sum(batch.num_tokens for batch in group))[0])
+        count = int(
+            distributed.sum_over_ranks(sum(batch.num_tokens for batch in group))[0]
+        )
         # Both ways of sharding average the gradients over the processes: undo the division.
         factor = distributed.world_size() / max(count, 1)
         for i, batch in enumerate(group):
@@ -116,7 +124,9 @@ class Updater:
                 the midst of a kernel, and be of no more use to this process.
         """
         for side, ids in (("src", batch.src), ("tgt", batch.tgt)):
-            size = getattr(getattr(self.model, "config", None), f"{side}_vocab_size", None)
+            size = getattr(
+                getattr(self.model, "config", None), f"{side}_vocab_size", None
+            )
             if size is not None:
                 check_ids(f"{side} ids", ids, size)
         if self.device.type == "cuda" and batch.src.device.type == "cpu":
@@ -132,13 +142,17 @@ class Updater:
                 targets = targets[targets != self.pad_id]
             else:
                 logits = self.forward(batch.src, batch.tgt_in)
-        return self.token_loss(logits, targets, self.pad_id, self.config.label_smoothing)[0]
+        return self.token_loss(
+            logits, targets, self.pad_id, self.config.label_smoothing
+        )[0]
 
     def _step(self) -> None:
         self.scaler.unscale_(self.optimizer)
         limit = inf if self.config.clip is None else self.config.clip
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        self.grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2
+        self.grad_norm = (
+            norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        )  # FSDP2
         self.lr = self.schedule.get_last_lr()[0]
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
@@ -149,7 +163,10 @@ class Updater:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs besides weights and moments; JSON types."""
-        return {"schedule": self.schedule.state_dict(), "scaler": self.scaler.state_dict()}
+        return {
+            "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken."""
