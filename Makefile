@@ -94,7 +94,7 @@ experiments: environment
 
 # One script a table row of the page "How fast is it"; `tools/gpu.sh` measures a GPU.
 benchmarks: environment
-	set -e; for name in training mixed_lengths decoding decoding_attempts attention_memory matmul_share \
+	set -e; for name in training mixed_lengths decoding attention_memory matmul_share \
 			bfloat16 plan; do \
 		$(PY) -m benchmarks.speed.$$name; \
 	done

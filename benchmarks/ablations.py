@@ -26,7 +26,7 @@ from src.data.batches import BucketedBatches, encode_pairs
 from src.data.splits import Splits
 from src.data.tokenization import WordTokenizer
 from src.layers import AddNorm
-from src.multihead import MultiHeadAttention
+from src.scoring import DotProduct
 from src.training.config import TrainingConfig
 from src.training.evaluation import corpus_bleu, evaluate, translate
 from src.training.trainer import Trainer
@@ -72,20 +72,25 @@ class NoNorm(AddNorm):
         return x + self.dropout(sublayer(x))
 
 
-class Unscaled(MultiHeadAttention):
+class Unscaled(DotProduct):
     """Scores are not divided by the root of the heads' width: queries are multiplied by it."""
 
-    def attend(self, query: Tensor, *args, **options) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, query: Tensor, *rest: Tensor | None) -> Tensor:
         """Attend with larger queries; the division takes back the factor."""
-        return super().attend(query * math.sqrt(self.head_dim), *args, **options)
+        return super().forward(query * math.sqrt(query.shape[-1]), *rest)
+
+    def weights(self, query: Tensor, *rest: Tensor | None) -> Tensor:
+        """The weights of the larger queries."""
+        return super().weights(query * math.sqrt(query.shape[-1]), *rest)
 
 
-class SeesAhead(MultiHeadAttention):
-    """In training, queries may attend to later keys, too."""
+class SeesAhead(DotProduct):
+    """In training, queries may attend to later keys as well."""
 
-    def forward(self, *args, is_causal: bool = False, **options) -> Tensor:
-        """Attend, with the causal mask in evaluation alone."""
-        return super().forward(*args, is_causal=is_causal and not self.training, **options)
+    @property
+    def is_causal(self) -> bool:
+        """Whether later keys are forbidden: in evaluation only."""
+        return self.__dict__["is_causal"] and not self.training
 
 
 def layers(model: Transformer) -> list[nn.Module]:
@@ -126,12 +131,12 @@ def wrap_by(kind: type[AddNorm]) -> Callable[[Transformer], None]:
     return change
 
 
-def attend_by(kind: type[MultiHeadAttention]) -> Callable[[Transformer], None]:
+def attend_by(kind: type[DotProduct]) -> Callable[[Transformer], None]:
     """Change how attention works; the weights stay."""
 
     def change(model: Transformer) -> None:
         for module in model.modules():
-            if isinstance(module, MultiHeadAttention):
+            if isinstance(module, DotProduct):
                 module.__class__ = kind
 
     return change

@@ -4,6 +4,8 @@ Buffers are allocated once and filled from the left. Rows can be dropped, repeat
 which is all that beam search and a batch with finished sentences need.
 """
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -89,30 +91,72 @@ class KVCache:
         self.values = _select_filled(self.values, index, self.length)
 
 
+class Memory(NamedTuple):
+    """Keys and values of an encoder's output, for one layer that attends to it.
+
+    ``W`` rows of queries in a row may share a row of the memory, as the beams of a sentence share
+    its source; they attend to it side by side, as one row of ``W · T`` queries.
+
+    Attributes:
+        key: Heads of the keys, ``(B, H, S, K)``.
+        value: Heads of the values, ``(B, H, S, K)``.
+        mask: Which source positions may be attended to, ``(B, 1, S)``; None allows all.
+    """
+
+    key: Float[Tensor, "B H S K"]
+    value: Float[Tensor, "B H S K"]
+    mask: Bool[Tensor, "B 1 S"] | None = None
+
+    def fold(self, query: Float[Tensor, "BW H T K"]) -> Float[Tensor, "B H WT K"]:
+        """Put the queries that share a row of the memory side by side.
+
+        Raises:
+            ValueError: If ``query`` has not a multiple of the memory's number of rows.
+        """
+        # No divmod and no len: compiled, the numbers of rows are symbols.
+        rows, own = query.shape[0], self.key.shape[0]
+        if own == 0 or rows % own:
+            raise ValueError(
+                "query must have the number of rows of memory or a multiple of it, but they "
+                f"have {rows} and {own}"
+            )
+        if rows == own:
+            return query
+        return query.unflatten(0, (-1, rows // own)).transpose(1, 2).flatten(2, 3)
+
+    def unfold(
+        self, x: Float[Tensor, "B H WT K"], rows: int
+    ) -> Float[Tensor, "BW H T K"]:
+        """Undo `fold`: heads of so many ``rows``."""
+        own = self.key.shape[0]
+        if rows == own:
+            return x
+        return x.unflatten(2, (rows // own, -1)).transpose(1, 2).flatten(0, 1)
+
+    def select(self, index: Int[Tensor, " M"]) -> "Memory":
+        """Make row ``m`` the former row ``index[m]``."""
+        kept = (part if part is None else part.index_select(0, index) for part in self)
+        return Memory(*kept)
+
+
 class DecoderCache:
     """All that a Transformer decoder remembers: every layer's own keys and values, and memory's.
 
     Args:
         layers: One `KVCache` for each decoder layer, all equally long.
-        memory: For each layer the keys and values of the encoder's output, projected once,
-            each ``(B, H, S, K)``. Beams of a sentence share its row: see `select`.
-        memory_mask: Which source positions may be attended to, ``(B, 1, S)``; None allows all.
+        memory: One `Memory` for each layer, all with the same mask. Beams of a sentence share
+            its row: see `select`.
     """
 
-    def __init__(
-        self,
-        layers: list[KVCache],
-        memory: list[tuple[Tensor, Tensor]],
-        memory_mask: Bool[Tensor, "B 1 S"] | None,
-    ) -> None:
+    def __init__(self, layers: list[KVCache], memory: list[Memory]) -> None:
         self.layers = layers
-        # Heads are views of one product; as such every step would copy them to multiply by them.
-        self.memory = [(key.contiguous(), value.contiguous()) for key, value in memory]
-        self.memory_mask = memory_mask
-        key = memory[0][0]
-        self._sources = torch.arange(
-            len(key), device=key.device
-        )  # each row's row of the memory
+        # Heads are views of one product; a step that multiplies by a view copies it first.
+        self.memory = [
+            m._replace(key=m.key.contiguous(), value=m.value.contiguous())
+            for m in memory
+        ]
+        key = memory[0].key
+        self._sources = torch.arange(len(key), device=key.device)  # rows of the memory
 
     @property
     def length(self) -> int:
@@ -135,13 +179,8 @@ class DecoderCache:
         if not bool((kept[1:] > kept[:-1]).all() & (counts == width).all()):
             kept, width = sources, 1
         rows = torch.arange(len(kept), device=kept.device)
-        if len(kept) != len(self.memory[0][0]) or not torch.equal(kept, rows):
-            self.memory = [
-                (key.index_select(0, kept), value.index_select(0, kept))
-                for key, value in self.memory
-            ]
-            if self.memory_mask is not None:
-                self.memory_mask = self.memory_mask.index_select(0, kept)
+        if len(kept) != len(self.memory[0].key) or not torch.equal(kept, rows):
+            self.memory = [memory.select(kept) for memory in self.memory]
         self._sources = rows.repeat_interleave(width)
 
 

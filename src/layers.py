@@ -7,17 +7,15 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from src.cache import KVCache
-from src.config import TransformerConfig
-from src.multihead import MultiHeadAttention
-from src.packing import Packing
+from src.cache import KVCache, Memory
+from src.config import LayerConfig, TransformerConfig
+from src.multihead import CrossAttention, MultiHeadAttention
+from src.padding import Padding
 from src.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
+from src.scoring import DotProduct
 from src.token_ids import check_ids
 
 _ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
-
-Record = list[Tensor] | None
-MemoryHeads = tuple[Tensor, Tensor]
 
 
 class Embeddings(nn.Module):
@@ -132,7 +130,7 @@ class AddNorm(nn.Module):
     Source: Vaswani et al. 2017, §3.1, §5.4; Xiong et al. 2020, §3.2 (pre-norm).
     """
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: LayerConfig) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(config.d_model, config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
@@ -152,134 +150,95 @@ class AddNorm(nn.Module):
 class EncoderLayer(nn.Module):
     """Self-attention, then a feed-forward network, each within Add & Norm.
 
+    Args:
+        config: Widths, heads, dropouts, norm, activation.
+        rotary: Rotary positions, if the model has them.
+
     Source: Vaswani et al. 2017, §3.1.
     """
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(
+        self, config: LayerConfig, rotary: RotaryPositions | None = None
+    ) -> None:
         super().__init__()
-        self.self_attention = _attention(config)
+        self.self_attention = MultiHeadAttention(
+            config.d_model, config.num_heads, rotary=rotary, core=_core(config)
+        )
         self.feed_forward = _feed_forward(config)
         self.add_norms = nn.ModuleList(AddNorm(config) for _ in range(2))
 
     def forward(
         self,
         x: Float[Tensor, "*tokens D"],
-        mask: Bool[Tensor, "#B #S S"] | None = None,
-        rotary: RotaryPositions | None = None,
-        packing: Packing | None = None,
-        record: Record = None,
+        mask: Bool[Tensor, "#B #S S"] | Padding | None = None,
     ) -> Float[Tensor, "*tokens D"]:
-        """Transform ``x``, ``(B, S, D)`` or packed.
+        """Transform ``x``.
 
         Args:
-            x: Source tokens.
-            mask: Which positions may be attended to.
-            rotary: Rotary positions, if the model has them.
-            packing: How ``x`` is packed, if it is.
-            record: List that takes the weights ``(B, H, S, S)``.
+            x: Source tokens ``(B, S, D)``, or packed by their padding.
+            mask: Which positions may be attended to, or the tokens' padding.
         """
-
-        def attend(h: Tensor) -> Tensor:
-            keep = record is not None
-            result = self.self_attention(
-                h,
-                mask=mask,
-                rotary=rotary,
-                packing=packing,
-                return_weights=keep,
-            )
-            return _kept(result, record)
-
-        x = self.add_norms[0](x, attend)
+        x = self.add_norms[0](x, lambda h: self.self_attention(h, mask=mask))
         return self.add_norms[1](x, self.feed_forward)
 
 
 class DecoderLayer(nn.Module):
     """Causal self-attention, cross-attention, then a feed-forward network.
 
+    Args:
+        config: Widths, heads, dropouts, norm, activation.
+        rotary: Rotary positions, if the model has them; for self-attention only.
+
     Source: Vaswani et al. 2017, §3.1.
     """
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(
+        self, config: LayerConfig, rotary: RotaryPositions | None = None
+    ) -> None:
         super().__init__()
-        self.self_attention = _attention(config)
-        self.cross_attention = _attention(config)
+        self.self_attention = MultiHeadAttention(
+            config.d_model,
+            config.num_heads,
+            rotary=rotary,
+            core=_core(config, is_causal=True),
+        )
+        self.cross_attention = CrossAttention(
+            config.d_model, config.num_heads, core=_core(config)
+        )
         self.feed_forward = _feed_forward(config)
         self.add_norms = nn.ModuleList(AddNorm(config) for _ in range(3))
 
     def forward(
         self,
         x: Float[Tensor, "*tokens D"],
-        memory: MemoryHeads,
-        memory_mask: Bool[Tensor, "#B2 #T S"] | None = None,
-        rotary: RotaryPositions | None = None,
+        memory: Memory,
+        *,
         cache: KVCache | None = None,
-        packing: Packing | None = None,
-        self_record: Record = None,
-        cross_record: Record = None,
+        padding: Padding | None = None,
     ) -> Float[Tensor, "*tokens D"]:
-        """Transform ``x``, ``(B, T, D)`` or packed, looking at ``memory``.
+        """Transform ``x``, looking at ``memory``.
 
         Args:
-            x: Target tokens; with a cache, only those that are not stored in it.
-            memory: Heads of keys and values of the encoder's output, as
-                ``cross_attention.project_key_value`` makes them.
-            memory_mask: Which source positions may be attended to.
-            rotary: Rotary positions, if the model has them; for self-attention alone.
+            x: Target tokens ``(B, T, D)``, or packed by their padding; with a cache, only those
+                that are not stored in it.
+            memory: What ``cross_attention.remember`` makes of the encoder's output.
             cache: Earlier keys and values; the new ones are appended to it.
-            packing: How ``x`` is packed, if it is.
-            self_record: List that takes the self-attention's weights ``(B, H, T, T)``.
-            cross_record: List that takes the cross-attention's weights ``(B, H, T, S)``.
+            padding: The padding of the target tokens.
         """
-
-        def attend_self(h: Tensor) -> Tensor:
-            keep = self_record is not None
-            result = self.self_attention(
-                h,
-                is_causal=True,
-                rotary=rotary,
-                cache=cache,
-                packing=packing,
-                return_weights=keep,
-            )
-            return _kept(result, self_record)
-
-        def attend_memory(h: Tensor) -> Tensor:
-            keep = cross_record is not None
-            query = self.cross_attention.project_query(h, packing)
-            result = self.cross_attention.attend(
-                query,
-                *memory,
-                memory_mask,
-                packing=packing,
-                return_weights=keep,
-            )
-            return _kept(result, cross_record)
-
-        x = self.add_norms[0](x, attend_self)
-        x = self.add_norms[1](x, attend_memory)
+        x = self.add_norms[0](
+            x, lambda h: self.self_attention(h, mask=padding, cache=cache)
+        )
+        x = self.add_norms[1](x, lambda h: self.cross_attention(h, memory, padding))
         return self.add_norms[2](x, self.feed_forward)
 
 
-def _attention(config: TransformerConfig) -> MultiHeadAttention:
-    return MultiHeadAttention(
-        config.d_model,
-        config.num_heads,
-        dropout=config.attention_dropout,
-        backend=config.backend,
+def _core(config: LayerConfig, is_causal: bool = False) -> DotProduct:
+    return DotProduct(
+        config.attention_dropout, is_causal=is_causal, backend=config.backend
     )
 
 
-def _feed_forward(config: TransformerConfig) -> FeedForward:
+def _feed_forward(config: LayerConfig) -> FeedForward:
     return FeedForward(
         config.d_model, config.d_ff, config.ffn_dropout, config.activation
     )
-
-
-def _kept(result: Tensor | tuple[Tensor, Tensor], record: Record) -> Tensor:
-    """Store the weights, cut from the graph, and hand on the output alone."""
-    if record is None:
-        return result
-    output, weights = result
-    record.append(weights.detach())
-    return output

@@ -13,17 +13,20 @@ batch, or every head of multi-head attention (B, H, T, K) with parameters the he
 import math
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from src.functional import masked_softmax
+from src.functional import attention, masked_softmax
 
 __all__ = [
     "AdditiveScore",
     "BilinearScore",
+    "DotProduct",
     "DotScore",
     "Score",
     "ScaledDotScore",
+    "Scored",
     "attend",
 ]
 
@@ -253,3 +256,92 @@ def attend(
     weights = masked_softmax(score(query, key), mask)
     output = weights @ value
     return (output, weights) if return_weights else output
+
+
+class DotProduct(nn.Module):
+    """Scaled dot-product attention within each head.
+
+    Args:
+        dropout: Share of the weights set to zero while training, 0 ≤ dropout < 1.
+        is_causal: Whether later keys are forbidden.
+        backend: Backend of `src.functional.attention`.
+    """
+
+    def __init__(
+        self, dropout: float = 0.0, *, is_causal: bool = False, backend: str = "sdpa"
+    ) -> None:
+        super().__init__()
+        _check_dropout(dropout)
+        self.dropout, self.is_causal, self.backend = dropout, is_causal, backend
+
+    def forward(
+        self,
+        query: Float[Tensor, "B H T K"],
+        key: Float[Tensor, "B H S K"],
+        value: Float[Tensor, "B H S K"],
+        mask: Bool[Tensor, "#B 1 #T S"] | None = None,
+    ) -> Float[Tensor, "B H T K"]:
+        """The heads' outputs."""
+        return attention(
+            query,
+            key,
+            value,
+            mask,
+            is_causal=self.is_causal,
+            dropout=self.dropout if self.training else 0.0,
+            backend=self.backend,
+        )
+
+    def weights(
+        self,
+        query: Float[Tensor, "B H T K"],
+        key: Float[Tensor, "B H S K"],
+        mask: Bool[Tensor, "#B 1 #T S"] | None = None,
+    ) -> Float[Tensor, "B H T S"]:
+        """The weights behind the outputs, before dropout."""
+        causal = self.is_causal
+        return attention(query, key, key, mask, is_causal=causal, return_weights=True)[
+            1
+        ]
+
+
+class Scored(nn.Module):
+    """Attention by any score within each head, shared by the heads.
+
+    Args:
+        score: Turns queries ``(B, H, T, K)`` and keys ``(B, H, S, K)`` into scores
+            ``(B, H, T, S)``: see `src.scoring`.
+        dropout: Share of the weights set to zero while training, 0 ≤ dropout < 1.
+    """
+
+    is_causal = False  # pass a causal mask
+
+    def __init__(self, score: nn.Module, dropout: float = 0.0) -> None:
+        super().__init__()
+        _check_dropout(dropout)
+        self.score, self.dropout = score, dropout
+
+    def forward(
+        self,
+        query: Float[Tensor, "B H T K"],
+        key: Float[Tensor, "B H S K"],
+        value: Float[Tensor, "B H S K"],
+        mask: Bool[Tensor, "#B 1 #T S"] | None = None,
+    ) -> Float[Tensor, "B H T K"]:
+        """The heads' outputs."""
+        weights = self.weights(query, key, mask)
+        return F.dropout(weights, self.dropout, self.training) @ value
+
+    def weights(
+        self,
+        query: Float[Tensor, "B H T K"],
+        key: Float[Tensor, "B H S K"],
+        mask: Bool[Tensor, "#B 1 #T S"] | None = None,
+    ) -> Float[Tensor, "B H T S"]:
+        """The weights behind the outputs, before dropout."""
+        return masked_softmax(self.score(query, key), mask)
+
+
+def _check_dropout(dropout: float) -> None:
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be at least 0 and below 1, but is {dropout}")

@@ -4,12 +4,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from src.cache import DecoderCache, KVCache
+from src.cache import DecoderCache, KVCache, Memory
 from src.config import TransformerConfig
-from src.layers import DecoderLayer, Embeddings, EncoderLayer, MemoryHeads, Record
+from src.layers import DecoderLayer, Embeddings, EncoderLayer
 from src.masks import padding_mask
-from src.packing import Packing
+from src.padding import Padding
 from src.positions import RotaryPositions, fill_tables
+from src.recording import recording
 from src.token_ids import check_padding
 
 __all__ = ["Decoder", "Encoder", "Transformer", "TransformerStepper"]
@@ -23,9 +24,10 @@ class _Stack(nn.Module):
     ) -> None:
         super().__init__()
         self.embeddings = Embeddings(vocab_size, config, num_token_types)
-        head_dim = config.d_model // config.num_heads
         rotary = config.positions == "rotary"
-        self.rotary = RotaryPositions(head_dim, config.max_len) if rotary else None
+        self.rotary = (
+            RotaryPositions(config.head_dim, config.max_len) if rotary else None
+        )
         self.norm = (
             nn.LayerNorm(config.d_model, config.norm_eps) if config.norm_first else None
         )
@@ -49,37 +51,26 @@ class Encoder(_Stack):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config.src_vocab_size, config, config.num_token_types)
         self.layers = nn.ModuleList(
-            EncoderLayer(config) for _ in range(config.num_encoder_layers)
+            EncoderLayer(config, self.rotary) for _ in range(config.num_encoder_layers)
         )
 
     def forward(
         self,
         src: Int[Tensor, "B S"],
-        mask: Bool[Tensor, "#B #S S"] | None = None,
-        packing: Packing | None = None,
-        record: Record = None,
-        states: Record = None,
+        mask: Bool[Tensor, "#B #S S"] | Padding | None = None,
     ) -> Float[Tensor, "*tokens D"]:
         """Encode ``src``.
 
         Args:
             src: Source ids.
-            mask: Which positions may be attended to.
-            packing: Given, the output is packed ``(N, D)`` instead of ``(B, S, D)``, and so is
-                all the work but attention itself.
-            record: List that takes each layer's weights ``(B, H, S, S)``.
-            states: List that takes the embeddings and each layer's output ``(B, S, D)``: one
-                more than there are layers.
+            mask: Which positions may be attended to, or the padding of ``src``; if that packs,
+                so is the output, and all the work but attention itself.
         """
         x = self.embeddings(src)
-        if packing is not None:
-            x = packing.pack(x)
-        if states is not None:
-            states.append(x.detach())
+        if isinstance(mask, Padding):
+            x = mask.pack(x)
         for layer in self.layers:
-            x = layer(x, mask, self.rotary, packing, record)
-            if states is not None:
-                states.append(x.detach())
+            x = layer(x, mask)
         return self.finish(x)
 
 
@@ -92,47 +83,42 @@ class Decoder(_Stack):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config.tgt_vocab_size, config, 0)
         self.layers = nn.ModuleList(
-            DecoderLayer(config) for _ in range(config.num_decoder_layers)
+            DecoderLayer(config, self.rotary) for _ in range(config.num_decoder_layers)
         )
 
-    def project_memory(
-        self, memory: Float[Tensor, "*tokens D"], packing: Packing | None = None
-    ) -> list[MemoryHeads]:
-        """For each layer the heads of keys and values of ``memory``, packed or not."""
-        return [
-            layer.cross_attention.project_key_value(memory, packing=packing)
-            for layer in self.layers
-        ]
+    def remember(
+        self,
+        memory: Float[Tensor, "*tokens D"],
+        mask: Bool[Tensor, "#B 1 S"] | Padding | None = None,
+    ) -> list[Memory]:
+        """For each layer the heads of keys and values of the encoder's output."""
+        return [layer.cross_attention.remember(memory, mask) for layer in self.layers]
 
     def forward(
         self,
         tgt: Int[Tensor, "B T"],
-        memory: list[MemoryHeads],
-        memory_mask: Bool[Tensor, "#B2 #T S"] | None = None,
+        memory: list[Memory],
+        *,
         cache: list[KVCache] | None = None,
-        packing: Packing | None = None,
-        self_record: Record = None,
-        cross_record: Record = None,
+        padding: Padding | None = None,
     ) -> Float[Tensor, "*tokens D"]:
-        """Decode ``tgt``, whose first token stands right after those stored in ``cache``.
+        """Decode ``tgt``, whose first token comes right after those stored in ``cache``.
 
-        Padding needs no mask here: it stands at the end of a target, where no real token may
-        look anyway. With a ``packing`` the output is packed.
+        Args:
+            tgt: Target ids.
+            memory: What `remember` made of the encoder's output.
+            cache: One for each layer; takes the keys and values of ``tgt``.
+            padding: The padding of ``tgt``. It needs no mask, since it comes last, where no real
+                token may look anyway; if it packs, so is the output.
         """
         x = self.embeddings(tgt, offset=cache[0].length if cache else 0)
-        if packing is not None:
-            x = packing.pack(x)
-        for i, layer in enumerate(self.layers):
-            x = layer(
-                x,
-                memory[i],
-                memory_mask,
-                self.rotary,
-                cache[i] if cache else None,
-                packing,
-                self_record,
-                cross_record,
-            )
+        if padding is not None:
+            x = padding.pack(x)
+        caches = cache if cache else [None] * len(self.layers)
+        for layer, layer_memory, layer_cache in zip(
+            self.layers, memory, caches, strict=True
+        ):
+            x = layer(x, layer_memory, cache=layer_cache, padding=padding)
         return self.finish(x)
 
 
@@ -191,22 +177,17 @@ class Transformer(nn.Module):
                 ``max_len``, or, as far as it costs nothing to look (`src.token_ids`), an id lies
                 outside its vocabulary or padding comes before a token.
         """
-        mask = padding_mask(src, self.config.pad_id)
-        check_padding("src", src, self.config.pad_id)
-        check_padding(
-            "tgt", tgt[..., 1:], self.config.pad_id
-        )  # Marian starts with padding
-        if targets is None:
-            return self.decode(tgt, self.encoder(src, mask), mask)
+        pad_id = self.config.pad_id
+        check_padding("src", src, pad_id)
+        check_padding("tgt", tgt[..., 1:], pad_id)  # Marian starts with padding
         self._check_rows(src, tgt, targets)
-        real = targets != self.config.pad_id
-        src_packing, tgt_packing = Packing.of(mask.squeeze(1)), Packing.of(real)
-        memory = self.encoder(src, mask, src_packing)
-        heads = self.decoder.project_memory(memory, src_packing)
-        x = self.decoder(tgt, heads, mask, packing=tgt_packing)
-        if tgt_packing is None:
-            x = x[real]
-        return self.output(x)
+        source = Padding(src != pad_id, packed=targets is not None)
+        memory = self.decoder.remember(self.encoder(src, source), source)
+        if targets is None:
+            return self.output(self.decoder(tgt, memory))
+        target = Padding(targets != pad_id, packed=True)
+        x = self.decoder(tgt, memory, padding=target)
+        return self.output(x if target.packed else x[target.real])
 
     def encode(self, src: Int[Tensor, "B S"]) -> Float[Tensor, "B S D"]:
         """Memory of the source; padding is never attended to."""
@@ -216,7 +197,7 @@ class Transformer(nn.Module):
         self,
         tgt: Int[Tensor, "B T"],
         memory: Float[Tensor, "B2 S D"],
-        memory_mask: Bool[Tensor, "#B2 #T S"] | None = None,
+        memory_mask: Bool[Tensor, "#B2 1 S"] | None = None,
     ) -> Float[Tensor, "B T V"]:
         """Logits of the next token after every prefix of ``tgt``, given a memory.
 
@@ -224,8 +205,9 @@ class Transformer(nn.Module):
             ValueError: If ``tgt`` and ``memory`` differ in their number of rows.
         """
         self._check_rows(memory, tgt)
-        x = self.decoder(tgt, self.decoder.project_memory(memory), memory_mask)
-        return self.output(x)
+        return self.output(
+            self.decoder(tgt, self.decoder.remember(memory, memory_mask))
+        )
 
     def new_cache(
         self, src: Int[Tensor, "B S"], max_len: int | None = None
@@ -236,26 +218,20 @@ class Transformer(nn.Module):
             src: Source ids.
             max_len: Target positions to make room for; the model's ``max_len`` if None.
         """
-        memory = self.decoder.project_memory(self.encode(src))
-        max_len = (
-            self.config.max_len
-            if max_len is None
-            else min(max_len, self.config.max_len)
-        )
-        heads, width = (
-            self.config.num_heads,
-            self.config.d_model // self.config.num_heads,
-        )
-        key = memory[0][0]  # under autocast its dtype is not the memory's own
-        layers = [
-            KVCache(len(src), heads, max_len, width, dtype=key.dtype, device=key.device)
-            for _ in self.decoder.layers
-        ]
         mask = padding_mask(src, self.config.pad_id)
         mask = (
             None if bool(mask.all()) else mask
         )  # no padding, no mask: the faster kernel
-        return DecoderCache(layers, memory, mask)
+        memory = self.decoder.remember(self.encode(src), mask)
+        longest = self.config.max_len
+        max_len = longest if max_len is None else min(max_len, longest)
+        key = memory[0].key  # under autocast its dtype is not the memory's own
+        rows, heads, _, width = key.shape
+        layers = [
+            KVCache(rows, heads, max_len, width, dtype=key.dtype, device=key.device)
+            for _ in memory
+        ]
+        return DecoderCache(layers, memory)
 
     def decode_cached(
         self, tgt: Int[Tensor, "B T"], cache: DecoderCache
@@ -264,13 +240,7 @@ class Transformer(nn.Module):
 
         One token, a chunk or a whole sentence: the logits are those of the full pass.
         """
-        return self.output(self.decode_hidden(tgt, cache))
-
-    def decode_hidden(
-        self, tgt: Int[Tensor, "B T"], cache: DecoderCache
-    ) -> Float[Tensor, "B T D"]:
-        """What `decode_cached` turns into logits; **appended to the cache** as there."""
-        return self.decoder(tgt, cache.memory, cache.memory_mask, cache.layers)
+        return self.output(self.decoder(tgt, cache.memory, cache=cache.layers))
 
     def stepper(
         self, src: Int[Tensor, "B S"], max_len: int | None = None
@@ -286,14 +256,17 @@ class Transformer(nn.Module):
 
         Weights are those before dropout; take them in ``eval()`` mode.
         """
-        maps: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
-        mask = padding_mask(src, self.config.pad_id)
-        memory = self.encoder(src, mask, record=maps["encoder"])
-        heads = self.decoder.project_memory(memory)
-        self.decoder(
-            tgt, heads, mask, self_record=maps["decoder"], cross_record=maps["cross"]
-        )
-        return maps
+        with recording(self) as maps:
+            self(src, tgt)
+
+        def of(name: str, layers: nn.ModuleList) -> list[Tensor]:
+            return [maps[name.format(i)] for i in range(len(layers))]
+
+        return {
+            "encoder": of("encoder.layers.{}.self_attention", self.encoder.layers),
+            "decoder": of("decoder.layers.{}.self_attention", self.decoder.layers),
+            "cross": of("decoder.layers.{}.cross_attention", self.decoder.layers),
+        }
 
     def _check_rows(
         self, src: Tensor, tgt: Tensor, targets: Tensor | None = None
@@ -312,16 +285,6 @@ class Transformer(nn.Module):
     def num_parameters(self) -> int:
         """Number of learned numbers; tied ones count once."""
         return sum(p.numel() for p in self.parameters())
-
-
-def _is_plain(layer: nn.Module) -> bool:
-    """Whether calling the layer is a product with its whole matrix, and nothing besides."""
-    changed = (
-        layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
-    )
-    return (
-        type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and not changed
-    )
 
 
 def _tie_again(model: Transformer, _: object) -> None:
@@ -344,19 +307,11 @@ class TransformerStepper:
         self.model = model
         self.device = src.device  # where tokens are wanted
         self.cache = model.new_cache(src, max_len)
-        # For a few rows and a large vocabulary a CPU multiplies faster by a matrix stored this way.
-        plain = _is_plain(model.output)
-        self.readout = model.output.weight.t().contiguous() if plain else None
 
     @torch.no_grad()
     def __call__(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
         """Feed the last token of each row; logits of the next."""
-        if self.readout is None:
-            return self.model.decode_cached(tokens.unsqueeze(1), self.cache).squeeze(1)
-        x = self.model.decode_hidden(tokens.unsqueeze(1), self.cache)
-        logits = x.squeeze(1) @ self.readout
-        bias = self.model.output.bias  # taken over from elsewhere, as Marian's
-        return logits if bias is None else logits + bias
+        return self.model.decode_cached(tokens.unsqueeze(1), self.cache).squeeze(1)
 
     def select(self, index: Int[Tensor, " M"]) -> None:
         """Keep, reorder, drop or repeat rows."""

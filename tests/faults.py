@@ -65,8 +65,9 @@ def turned_round(right):
 
 
 def cut_without_transposing(right):
-    def split(self, x, parts, packing=None):
-        x = x if packing is None else packing.unpack(x)
+    def split(self, x, padding=None):
+        x = x if padding is None else padding.unpack(x)
+        parts = x.shape[-1] // self.d_model
         shape = (x.shape[0], self.num_heads, x.shape[1], self.head_dim)
         return tuple(part.reshape(shape) for part in x.chunk(parts, -1))
 
@@ -74,8 +75,9 @@ def cut_without_transposing(right):
 
 
 def heads_in_columns(right):
-    def split(self, x, parts, packing=None):
-        x = x if packing is None else packing.unpack(x)
+    def split(self, x, padding=None):
+        x = x if padding is None else padding.unpack(x)
+        parts = x.shape[-1] // self.d_model
         x = x.unflatten(-1, (parts, self.head_dim, self.num_heads))
         return x.permute(2, 0, 4, 1, 3).unbind(0)
 
@@ -111,7 +113,7 @@ def without_residual(right):
 
 def over_its_own_tokens(right):
     return lambda self, x, memory, *rest, **options: right(
-        self, x, self.cross_attention.project_key_value(x), *rest, **options
+        self, x, self.cross_attention.remember(x), *rest, **options
     )
 
 
@@ -261,7 +263,7 @@ FAULTS = [
     ),
     Fault(
         "the decoder sees the future",
-        "multihead.MultiHeadAttention.forward",
+        "scoring.DotProduct.__init__",
         with_future,
         "10.7-8",
     ),
@@ -296,8 +298,8 @@ FAULTS = [
     ),
     Fault(
         "padding attended to",
-        "transformer.padding_mask",
-        lambda right: lambda ids, pad_id: torch.ones_like(right(ids, pad_id)),
+        "padding.Padding.mask",
+        lambda right: property(lambda self: torch.ones_like(right.fget(self))),
         "test_properties.py::test_padding_leaves_the_logits_of_real_tokens",
     ),
     Fault(

@@ -12,6 +12,7 @@ from benchmarks import ablations as script
 from benchmarks.seq2seq_attention import toy_splits
 from src.config import TransformerConfig
 from src.multihead import MultiHeadAttention
+from src.recording import recording
 from src.training.config import TrainingConfig
 from src.training.optimization import warmup_rate
 from src.training.trainer import Trainer
@@ -126,17 +127,18 @@ def test_unscaled_scores_are_the_plain_dot_products():
     torch.manual_seed(0)
     block = MultiHeadAttention(12, 3)
     x = torch.randn(2, 5, 12)
-    q, k, _ = block.split(block.in_proj(x), 3)
-    block.__class__ = script.Unscaled
-    _, weights = block(x, return_weights=True)
-    torch.testing.assert_close(weights, (q @ k.mT).softmax(-1))
+    q, k, _ = block.split(block.in_proj(x))
+    block.core.__class__ = script.Unscaled
+    with recording(block) as maps:
+        block(x)
+    torch.testing.assert_close(maps["attention"], (q @ k.mT).softmax(-1))
 
 
 def test_the_causal_mask_is_gone_in_training_alone(ids):
     src, tgt = ids
     model = built("causal mask")
     embedded = model.decoder.embeddings(tgt)
-    memory = model.decoder.project_memory(model.encode(src))
+    memory = model.decoder.remember(model.encode(src))
     other = embedded.clone()
     other[:, -1] += 1
     layer = model.decoder.layers[0]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from src.cache import DecoderCache, KVCache
+from src.cache import DecoderCache, KVCache, Memory
 
 B, H, N, K = 3, 2, 11, 5
 
@@ -67,20 +67,21 @@ def test_a_dtype_that_is_not_the_caches_is_refused():
 
 
 def test_beams_of_a_sentence_share_its_memory():
-    memory, mask = [pair(7)], torch.rand(B, 1, 7) > 0.5
-    cache = DecoderCache([KVCache(B, H, N, K)], memory, mask)
+    memory = Memory(*pair(7), torch.rand(B, 1, 7) > 0.5)
+    cache = DecoderCache([KVCache(B, H, N, K)], [memory])
     cache.select(torch.tensor([0, 0, 1, 1, 2, 2]))
-    assert cache.memory[0][0] is memory[0][0] and cache.memory_mask is mask
+    assert cache.memory[0].key is memory.key and cache.memory[0].mask is memory.mask
     cache.select(torch.tensor([1, 0, 5, 4]))  # the second sentence leaves
-    assert torch.equal(cache.memory[0][1], memory[0][1][[0, 2]])
-    assert torch.equal(cache.memory_mask, mask[[0, 2]])
+    assert torch.equal(cache.memory[0].value, memory.value[[0, 2]])
+    assert torch.equal(cache.memory[0].mask, memory.mask[[0, 2]])
     cache.select(torch.tensor([2, 0, 3]))  # no longer side by side: a copy each
-    assert torch.equal(cache.memory[0][0], memory[0][0][[2, 0, 2]])
-    assert torch.equal(cache.memory_mask, mask[[2, 0, 2]])
+    assert torch.equal(cache.memory[0].key, memory.key[[2, 0, 2]])
+    assert torch.equal(cache.memory[0].mask, memory.mask[[2, 0, 2]])
 
 
 def test_sentences_with_unequally_many_beams_get_copies():
-    memory = [pair(7)]
-    cache = DecoderCache([KVCache(B, H, N, K)], memory, None)
+    memory = Memory(*pair(7))
+    cache = DecoderCache([KVCache(B, H, N, K)], [memory])
     cache.select(torch.tensor([0, 0, 1]))
-    assert torch.equal(cache.memory[0][0], memory[0][0][[0, 0, 1]])
+    assert torch.equal(cache.memory[0].key, memory.key[[0, 0, 1]])
+    assert cache.memory[0].mask is None

@@ -13,6 +13,7 @@ from src.applications.classification import (
     minibatches,
 )
 from src.config import TransformerConfig
+from src.recording import recording
 
 
 def _config(**fields):
@@ -23,11 +24,11 @@ def _config(**fields):
 def test_token_classifier_is_encoder_and_head():
     model = TokenClassifier(_config(), 3)
     ids = torch.randint(7, (2, 11))
-    record = []
-    logits = model(ids, record=record)
+    with recording(model) as maps:
+        logits = model(ids)
     assert logits.shape == (2, 11, 3)
     torch.testing.assert_close(logits, model.head(model.encoder(ids)), atol=1e-6, rtol=0)
-    assert [tuple(w.shape) for w in record] == [(2, 3, 11, 11)] * 2
+    assert [tuple(w.shape) for w in maps.values()] == [(2, 3, 11, 11)] * 2
 
 
 def test_token_classifier_obeys_its_mask():

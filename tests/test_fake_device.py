@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from src.packing import Packing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,7 +30,6 @@ from src.data.tokenization import WordTokenizer
 from src.decoding import beam_search, greedy, sample
 from src.functional import attention
 from src.layers import AddNorm
-from src.packing import Packing
 from src.pooling import KernelRegression
 from src.recurrent import AttentionSeq2Seq
 from src.scoring import AdditiveScore, BilinearScore, DotScore, ScaledDotScore, attend
@@ -206,7 +206,8 @@ def test_cached_decoding_stays_on_the_device(fake, fields, padded):
         logits.append(step(ids(B, 1)[:, 0]))
     assert watch.strays == []
     assert there([logits, cache.memory, [(layer.keys, layer.values) for layer in cache.layers]])
-    assert cache.memory_mask is None if not padded else there(cache.memory_mask)
+    mask = cache.memory[0].mask
+    assert mask is None if not padded else there(mask)
     assert cache.length == T + 2
 
 

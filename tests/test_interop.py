@@ -53,7 +53,7 @@ CONVERT = {"encoder": from_torch_encoder_layer, "decoder": from_torch_decoder_la
 def test_attention_is_copied_not_shared(bias):
     theirs = scrambled(nn.MultiheadAttention(D, H, dropout=0.2, bias=bias)).double().eval()
     ours = from_torch_attention(theirs, backend="explicit")
-    assert (ours.num_heads, ours.dropout, ours.backend) == (H, 0.2, "explicit")
+    assert (ours.num_heads, ours.core.dropout, ours.core.backend) == (H, 0.2, "explicit")
     assert not ours.training and ours.in_proj.weight.dtype == torch.float64
     assert torch.equal(ours.in_proj.weight, theirs.in_proj_weight)
     assert torch.equal(ours.out_proj.weight, theirs.out_proj.weight)
@@ -73,8 +73,8 @@ def test_attention_is_copied_not_shared(bias):
 def test_layers_keep_their_settings(kind, activation):
     theirs = layer(kind, dropout=0.3, activation=activation, norm_first=True, layer_norm_eps=1e-3)
     ours = CONVERT[kind](theirs, backend="explicit")
-    assert ours.training and ours.self_attention.backend == "explicit"
-    assert ours.self_attention.dropout == ours.feed_forward.dropout.p == 0.3
+    assert ours.training and ours.self_attention.core.backend == "explicit"
+    assert ours.self_attention.core.dropout == ours.feed_forward.dropout.p == 0.3
     for add_norm in ours.add_norms:
         assert (add_norm.dropout.p, add_norm.norm.eps, add_norm.norm_first) == (0.3, 1e-3, True)
     x = torch.linspace(-3, 3, 5)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from src.config import TransformerConfig
+from src.config import LayerConfig, TransformerConfig
 from src.layers import DecoderLayer, Embeddings, EncoderLayer, FeedForward
+from src.recording import recording
 
 B, T, S = 2, 5, 7
 
@@ -65,15 +66,19 @@ def test_unknown_activation_is_refused():
         FeedForward(6, 13, activation="tanh")
 
 
-def test_records_hold_weights_cut_from_the_graph():
-    layer, x, memory = scrambled(DecoderLayer(config())), tokens(T), tokens(S)
-    heads = layer.cross_attention.project_key_value(memory)
-    own, cross = [], []
-    output = layer(x, heads, self_record=own, cross_record=cross)
-    close(output, layer(x, heads))
-    assert [tuple(w.shape) for w in own + cross] == [(B, 3, T, T), (B, 3, T, S)]
-    assert not own[0].requires_grad and not cross[0].requires_grad
-    assert bool((own[0].triu(1) == 0).all())
-    record = []
-    EncoderLayer(config()).double()(x, record=record)
-    assert record[0].shape == (B, 3, T, T)
+def test_recording_names_every_attention_and_changes_nothing():
+    layer, x = scrambled(DecoderLayer(config())), tokens(T)
+    memory = layer.cross_attention.remember(tokens(S))
+    with recording(layer) as maps:
+        output = layer(x, memory)
+    close(output, layer(x, memory))
+    assert {name: tuple(w.shape) for name, w in maps.items()} == {
+        "self_attention": (B, 3, T, T),
+        "cross_attention": (B, 3, T, S),
+    }
+    assert bool((maps["self_attention"].triu(1) == 0).all())
+
+
+def test_a_layer_needs_no_vocabulary():
+    layer = EncoderLayer(LayerConfig(d_model=6, num_heads=3, d_ff=13)).double()
+    assert layer(tokens(T)).shape == (B, T, 6)

@@ -28,10 +28,12 @@ from src import (
     multihead,
     pooling,
     positions,
+    recording,
     recurrent,
     scoring,
     transformer,
 )
+from src.config import TransformerConfig
 from src.data.batches import Batch, BucketedBatches
 from src.training import optimization
 from src.training.checkpoints import read_header
@@ -99,6 +101,9 @@ EXCEPTIONS = {
     "functional.wide_products": "switches autocast off; `attention` is compared under autocast",
     "pooling.KERNELS": "a table of functions that are here one by one",
     "scoring.Score": "what the scores share; it has no formula of its own",
+    "scoring.DotProduct": "`attention` within `MultiHeadAttention`, where it is compared",
+    "scoring.Scored": "`attend` within `MultiHeadAttention`, where it is compared",
+    "multihead.CrossAttention": "`MultiHeadAttention` in `DecoderLayer`, where it is compared",
     "positions.check_span": "refuses arguments, computes nothing",
     "positions.fill_tables": "builds tables that are here by their classes",
     "recurrent.DecoderState": "a record",
@@ -166,7 +171,7 @@ def scrambled(module):
 def transformer_config(n, **fields):
     if fields.get("positions") == "rotary":  # a head has pairs
         n = n._replace(k=n.k + 1)
-    return transformer.TransformerConfig(
+    return TransformerConfig(
         **{
             "src_vocab_size": n.src,
             "tgt_vocab_size": n.tgt,
@@ -336,26 +341,31 @@ def _(n, name):
 )
 def _(n, backend, kind):
     width = n.k + 1 if kind == "rotary" else n.k
-    scorer = scoring.AdditiveScore(width, width, n.ff) if kind == "additive" else None
+    if kind == "additive":
+        core = scoring.Scored(scoring.AdditiveScore(width, width, n.ff), 0.25)
+    else:
+        core = scoring.DotProduct(0.25, backend=backend)
+    rotary = positions.RotaryPositions(width, MAX_LEN) if kind == "rotary" else None
     module = multihead.MultiHeadAttention(
-        n.h * width, n.h, dropout=0.25, backend=backend, bias=kind != "apart", scorer=scorer
+        n.h * width, n.h, bias=kind != "apart", rotary=rotary, core=core
     )
-    module.rotary = positions.RotaryPositions(width, MAX_LEN) if kind == "rotary" else None
     own = kind in ("self", "rotary")
     sizes = [n.t] if own else [n.t, n.s] if kind != "apart" else [n.t, n.s, n.s]
 
     def oracle(p, c, *row):
         *x, mask = row
-        score = bound("AdditiveScore", oracles.part(p, "scorer")) if kind == "additive" else None
+        score = (
+            bound("AdditiveScore", oracles.part(p, "core.score")) if kind == "additive" else None
+        )
         turn = oracles.rotate if kind == "rotary" else None
         query, key, value = x[0], x[min(1, len(x) - 1)], x[-1]
         output, maps = oracles.multi_head(p, n.h, query, key, value, mask, c.dropout, turn, score)
-        return output, output, maps
+        return output, maps
 
     def ours(*inputs):
         *x, mask = inputs
-        run = partial(module, *x, mask=mask, rotary=module.rotary)
-        return run(), *run(return_weights=True)
+        with recording.recording(module) as maps:
+            return module(*x, mask=mask), maps["attention"]
 
     mask = some(n.b, n.t, sizes[-1])
     return Case(
@@ -543,9 +553,9 @@ def _(n, backend, kind):
     config = transformer_config(n, backend=backend, **KINDS[kind])
     module, d_model = layers.DecoderLayer(config), n.h * n.k
     return Case(
-        lambda x, memory, m: module(x, module.cross_attention.project_key_value(memory), m),
-        lambda p, c, x, memory, m: oracles.decoder_layer(p, c, x, memory, m)[0],
-        [normal(n.b, n.t, d_model), normal(n.b, n.s, d_model), some(n.b, n.t, n.s)],
+        lambda x, memory, m: module(x, module.cross_attention.remember(memory, m)),
+        lambda p, c, x, memory, m: oracles.decoder_layer(p, c, x, memory, m * len(x))[0],
+        [normal(n.b, n.t, d_model), normal(n.b, n.s, d_model), some(n.b, 1, n.s)],
         scrambled(module),
         config,
     )
@@ -569,9 +579,9 @@ def _(n, backend, kind):
     config = transformer_config(n, backend=backend, **KINDS[kind])
     module = transformer.Decoder(config)
     return Case(
-        lambda ids, memory, mask: module(ids, module.project_memory(memory), mask),
-        lambda p, c, *row: oracles.decoder(p, c, *row)[0],
-        [sentences(n, n.t, n.tgt), normal(n.b, n.s, config.d_model), some(n.b, n.t, n.s)],
+        lambda ids, memory, mask: module(ids, module.remember(memory, mask)),
+        lambda p, c, ids, memory, m: oracles.decoder(p, c, ids, memory, m * len(ids))[0],
+        [sentences(n, n.t, n.tgt), normal(n.b, n.s, config.d_model), some(n.b, 1, n.s)],
         scrambled(module),
         config,
     )
@@ -832,8 +842,14 @@ def test_gradients_are_the_derivatives(build, unchecked):
     case = cast(build(FEW), torch.float64)
     wanted = [x.requires_grad_() for x in case.inputs if x.is_floating_point()]
     wanted += [] if case.module is None else case.module.parameters()
+
     # The differences are taken by changing these tensors in place.
-    assert torch.autograd.gradcheck(lambda *_: case.ours(*case.inputs), wanted)
+    def differentiable(*_):  # recorded weights are cut from the graph
+        found = case.ours(*case.inputs)
+        found = found if isinstance(found, tuple) else (found,)
+        return tuple(x for x in found if x.requires_grad)
+
+    assert torch.autograd.gradcheck(differentiable, wanted)
 
 
 # ---------------------------------------------------------------- decoding

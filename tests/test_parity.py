@@ -18,6 +18,7 @@ from src.applications import interop
 from src.decoding import beam_search, greedy
 from src.masks import causal_mask, from_key_padding_mask, padding_mask, valid_lens_mask
 from src.positions import RotaryPositions, sinusoidal_table
+from src.recording import recording
 
 B, T, S, H, K, FF = 3, 5, 7, 2, 11, 13
 D = H * K
@@ -86,15 +87,17 @@ def test_multi_head_attention(kind, backend, dtype, tolerance):
     expected, weights = theirs(
         query, key, value, key_padding_mask=ignored, attn_mask=~allowed, average_attn_weights=False
     )
+    with recording(ours) as maps:
+        output = ours(*x, mask=mask)
     compare(
-        ours(*x, mask=mask),
+        output,
         expected,
         x,
         (ours, theirs),
         lambda grads: {n.replace("in_proj_", "in_proj."): g for n, g in grads.items()},
         tolerance,
     )
-    close(ours(*x, mask=mask, return_weights=True)[1], weights, tolerance)
+    close(maps["attention"], weights.detach(), tolerance)
     unweighted, _ = theirs(
         query, key, value, key_padding_mask=ignored, attn_mask=~allowed, need_weights=False
     )
@@ -138,9 +141,9 @@ def test_decoder_layer(norm_first, backend, dtype, tolerance):
     ignored = torch.zeros(B, S, dtype=torch.bool)
     ignored[1, 3:] = True
     expected = theirs(x, memory, tgt_mask=~causal_mask(T)[0], memory_key_padding_mask=ignored)
-    heads = ours.cross_attention.project_key_value(memory)
+    kept = ours.cross_attention.remember(memory, from_key_padding_mask(ignored))
     compare(
-        ours(x, heads, from_key_padding_mask(ignored)),
+        ours(x, kept),
         expected,
         [x, memory],
         (ours, theirs),
@@ -240,16 +243,18 @@ def test_d2l_multi_head_attention(bias, per_query, dtype, tolerance):
     query, key, value = (tokens(n, dtype) for n in (T, S, S))
     lens = torch.randint(1, S + 1, (B, T) if per_query else (B,))
     expected = theirs(query.clone(), key.clone(), value.clone(), lens.clone())
+    with recording(ours) as maps:
+        output = ours(query, key, value, valid_lens_mask(lens, S))
     compare(
-        ours(query, key, value, valid_lens_mask(lens, S)),
+        output,
         expected,
         [query, key, value],
         (ours, theirs),
         d2l_names,
         tolerance,
     )
-    _, weights = ours(query, key, value, valid_lens_mask(lens, S), return_weights=True)
-    close(weights.flatten(0, 1), theirs.attention.attention_weights, tolerance)
+    weights = theirs.attention.attention_weights.detach()
+    close(maps["attention"].flatten(0, 1), weights, tolerance)
 
 
 @precisions

@@ -22,7 +22,6 @@ from src.applications.minilm import (
     sentence_embedding,
 )
 from src.assets import ASSETS, fetch
-from src.config import TransformerConfig
 from src.transformer import Encoder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -146,13 +145,10 @@ def test_tiny_random_bert_equals_the_library_to_rounding(tiny_tensors):
     copy_bert_weights(encoder, tensors)
     ids = torch.randint(0, 23, (3, 7))
     keep = torch.arange(7) < torch.tensor([7, 2, 5])[:, None]
-    states = []
     with torch.no_grad():
-        theirs = model(ids, keep.long(), output_hidden_states=True).hidden_states
-        output = encoder(ids, keep.unsqueeze(1), states=states)
-    for ours, other in zip(states, theirs, strict=True):
-        torch.testing.assert_close(ours[keep], other[keep], atol=1e-12, rtol=0)
-    assert torch.equal(output, states[-1])
+        theirs = model(ids, keep.long()).last_hidden_state
+        output = encoder(ids, keep.unsqueeze(1))
+    torch.testing.assert_close(output[keep], theirs[keep], atol=1e-12, rtol=0)
 
 
 def test_every_parameter_is_written(tiny_tensors):
@@ -247,17 +243,3 @@ def test_a_string_nothing_and_too_much_are_refused(minilm):
     with pytest.raises(ValueError, match="max_len is 512"):
         sentence_embedding(*minilm, ["word " * 511])
     assert sentence_embedding(*minilm, ["word " * 510]).shape == (1, 384)
-
-
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_encoder_states_are_each_layers_input_and_the_last_output(norm_first):
-    encoder = Encoder(TransformerConfig.tiny(13, 11, norm_first=norm_first)).eval()
-    src, states, record = torch.randint(0, 13, (2, 5)), [], []
-    output = encoder(src, states=states, record=record)
-    assert len(states) == len(encoder.layers) + 1 and len(record) == len(encoder.layers)
-    torch.testing.assert_close(states[0], encoder.embeddings(src))
-    for layer, before, after in zip(encoder.layers, states, states[1:], strict=False):
-        torch.testing.assert_close(layer(before), after)
-    torch.testing.assert_close(encoder.finish(states[-1]), output)
-    torch.testing.assert_close(encoder(src), output)
-    assert not any(state.requires_grad for state in states)

@@ -43,6 +43,7 @@ from src.masks import (
 )
 from src.multihead import MultiHeadAttention
 from src.recurrent import AttentionSeq2Seq, Seq2Seq
+from src.scoring import DotProduct
 from src.training.checkpoints import load_checkpoint, save_checkpoint
 from src.transformer import Transformer
 
@@ -264,7 +265,8 @@ def test_without_positions_attention_knows_no_order(
     num_heads, width, sizes, seed, backend, bias, data
 ):
     torch.manual_seed(seed)
-    module = MultiHeadAttention(num_heads * width, num_heads, backend=backend, bias=bias).double()
+    core = DotProduct(backend=backend)
+    module = MultiHeadAttention(num_heads * width, num_heads, bias=bias, core=core).double()
     query, key, value = (torch.randn(2, n, num_heads * width).double() for n in (*sizes, sizes[1]))
     mask = torch.rand(2, *sizes) < 0.7
     output = module(query, key, value, mask)

@@ -60,17 +60,6 @@ def test_the_bound_of_decoding_is_what_products_leave(folder):
     assert speed_page.speed().count("| `aten::mm` | 62% |\n| rest | 38% |") == 2
 
 
-def test_what_was_tried_stands_beside_the_plain_one_and_marian(folder):
-    ratios = {"plain": ratio(1.1), "MarianMT": ratio(1.4)}
-    row = {"ratios": {"compiled": ratios}, "first_call": {"compiled": 30.04}}
-    save(folder, "decoding_attempts", {"greedy": row, "beam": row})
-    page = speed_page.speed()
-    assert "### What was tried for decoding" in page
-    cells = "1.10 × (0.55 … 2.20) | 1.40 × (0.70 … 2.80)"
-    assert f"lengths left open | {cells} | {cells} | 60.1 s |" in page
-    assert "fbgemm" not in page  # was not measured there
-
-
 @pytest.mark.parametrize(("median", "word"), [(1.2, "reached with 1.20"), (1.1, "**missed** with")])
 def test_the_goal_is_held_against_the_best_peer(folder, median, word):
     rates = {"ours": 10.0, "MarianMT": 5.0, "nn.Transformer": 4.0}

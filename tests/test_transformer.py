@@ -9,7 +9,6 @@ import torch
 
 from src.cache import DecoderCache
 from src.config import TransformerConfig
-from src.masks import padding_mask
 from src.transformer import Transformer
 
 B, T, S, H, LAYERS = 3, 5, 7, 2, 2
@@ -129,9 +128,9 @@ def test_what_is_put_on_the_output_acts_in_decoding(change):
 def test_the_stepper_builds_no_graph_and_needs_no_mask_without_padding():
     model, (src, tgt) = make(), batch()
     step = model.stepper(src[:1])
-    assert isinstance(step.cache, DecoderCache) and step.cache.memory_mask is None
+    assert isinstance(step.cache, DecoderCache) and step.cache.memory[0].mask is None
     assert not step(tgt[:1, 0]).requires_grad
-    assert model.stepper(src).cache.memory_mask is not None
+    assert model.stepper(src).cache.memory[0].mask is not None
 
 
 def test_a_backward_pass_through_a_cache_raises():
@@ -141,15 +140,6 @@ def test_a_backward_pass_through_a_cache_raises():
     logits = [model.decode_cached(part, cache) for part in tgt.split(1, 1)]
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.cat(logits, 1).sum().backward()
-
-
-def test_encoder_states_are_recorded():
-    model, (src, _) = make(norm_first=True), batch()
-    states = []
-    memory = model.encoder(src, padding_mask(src, 0), states=states)
-    assert len(states) == LAYERS + 1
-    close(states[0], model.encoder.embeddings(src))
-    close(model.encoder.norm(states[-1]), memory)
 
 
 @pytest.mark.parametrize(("positions", "norm_first"), KINDS)

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from src.applications.vision import ConvNet, PatchTransformer
+from src.recording import recording
 
 
 def _model(**fields):
@@ -33,9 +34,9 @@ def test_one_pixel_can_be_a_token():
     model = PatchTransformer((3, 5), 1, 2, channels=3, d_model=8, num_heads=2, d_ff=8).eval()
     images = torch.randn(2, 3, 3, 5)
     assert torch.equal(model.patches(images), images.flatten(2).transpose(1, 2))
-    record = []
-    assert model(images, record).shape == (2, 2)
-    assert [tuple(w.shape) for w in record] == [(2, 2, 15, 15)] * 2
+    with recording(model) as maps:
+        assert model(images).shape == (2, 2)
+    assert [tuple(w.shape) for w in maps.values()] == [(2, 2, 15, 15)] * 2
 
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary"])

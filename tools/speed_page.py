@@ -38,12 +38,6 @@ GPU_GOALS = (
     ),
     ("greedy decoding against Marian", ("decoding", "ratios", MARIAN, "median"), 5),
 )
-ATTEMPTS = {
-    "compiled": "the decoder's step compiled by `torch.compile`, lengths left open",
-    "float16 weights": "dense layers with float16 weights (fbgemm)",
-    "W @ x.T": "the output product as `W @ x.T`, without a transposed copy of `W`",
-}
-
 CAPTION = (
     '<figcaption><span class="caption-text">Memory against the number of tokens, on logarithmic'
     " axes, for both backends of attention.</span></figcaption>"
@@ -81,7 +75,7 @@ def speed() -> str:
         found = result["data"].get(key, result["data"])
         said = (_verdict(found, goals), _bound(found), source(result))
         lines += [_ratio_table(found), "", " ".join(filter(None, said)), "", *_operators(found)]
-    return "\n".join([*lines, *_attempts(), _memory(), _share(), _bfloat16()])
+    return "\n".join([*lines, _memory(), _share(), _bfloat16()])
 
 
 def gpu() -> str:
@@ -189,38 +183,6 @@ def _operators(found: dict) -> list[str]:
     for name, share in found["operators"].items():
         lines.append(f"| {name if name == 'rest' else f'`{name}`'} | {share:.0%} |")
     return [*lines, ""]
-
-
-def _attempts() -> list[str]:
-    """Tell what was tried for decoding and what it gave, where it was measured."""
-    result = load("decoding_attempts")
-    if result is None:
-        return []
-    data = result["data"]
-    lines = ["### What was tried for decoding", ""]
-    lines.append(
-        "| attempt | greedy, × without it | greedy, × Marian | beam, × without it | beam, × Marian "
-        "| first call |"
-    )
-    lines.append("|---|---|---|---|---|---|")
-    for name, said in ATTEMPTS.items():
-        if name not in data["greedy"]["ratios"]:
-            continue
-        ratios = [
-            _times(data[kind]["ratios"][name][other])
-            for kind in ("greedy", "beam")
-            for other in ("plain", MARIAN)
-        ]
-        first = sum(data[kind]["first_call"][name] for kind in ("greedy", "beam"))
-        lines.append(f"| {said} | {' | '.join(ratios)} | {first:.1f} s |")
-    lines += [
-        "",
-        "A number above 1 is faster; in brackets the lowest and the highest round. The first call "
-        "includes compiling or packing, for both ways of decoding together. The package has none "
-        "of these. " + source(result),
-        "",
-    ]
-    return lines
 
 
 def _memory(name: str = "attention_memory") -> str:

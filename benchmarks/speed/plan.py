@@ -97,8 +97,8 @@ def kept_bytes(config: TransformerConfig, length: int) -> int:
 
     ids = torch.ones(ROWS, length, dtype=torch.int64)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        heads = model.decoder.project_memory(model.encoder(ids))
-        model.output(model.decoder(ids, heads))
+        memory = model.decoder.remember(model.encoder(ids))
+        model.output(model.decoder(ids, memory))
     return sum(storage.nbytes() for storage in kept.values())
 
 

@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from src.config import TransformerConfig
-from src.layers import Record
 from src.transformer import Encoder
 
 IGNORED = -100  # a target that does not count, as in F.cross_entropy
@@ -42,16 +41,14 @@ class TokenClassifier(nn.Module):
         self,
         ids: Int[Tensor, "B S"],
         mask: Bool[Tensor, "#B #S S"] | None = None,
-        record: Record = None,
     ) -> Float[Tensor, "B S C"]:
         """Logits for each token.
 
         Args:
             ids: Token ids.
             mask: True = may attend.
-            record: List that takes each layer's weights ``(B, H, S, S)``.
         """
-        return self.head(self.encoder(ids, mask, record=record))
+        return self.head(self.encoder(ids, mask))
 
 
 def minibatches(

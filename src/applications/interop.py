@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from src.config import TransformerConfig
+from src.config import LayerConfig, TransformerConfig
 from src.layers import DecoderLayer, EncoderLayer
 from src.multihead import MultiHeadAttention
+from src.scoring import DotProduct
 from src.transformer import Transformer
 
 # torch.nn's names and ours; a norm is the second part of our Add & Norm.
@@ -65,9 +66,8 @@ def from_torch_attention(
     ours = MultiHeadAttention(
         module.embed_dim,
         module.num_heads,
-        dropout=module.dropout,
         bias=module.in_proj_bias is not None,
-        backend=backend,
+        core=DotProduct(module.dropout, backend=backend),
     )
     state = {
         k.replace("in_proj_", "in_proj."): v for k, v in module.state_dict().items()
@@ -84,7 +84,7 @@ def from_torch_encoder_layer(
         ValueError: If its activation is none of ReLU, the exact GELU and SiLU, a norm is not a
             LayerNorm, or its parts differ in what is one field of ours.
     """
-    config = TransformerConfig(**_ONE_WORD, **_torch_fields(module), backend=backend)
+    config = LayerConfig(**_torch_fields(module), backend=backend)
     return _filled(
         EncoderLayer(config), _renamed(module.state_dict(), _TORCH_NAMES), module
     )
@@ -99,7 +99,7 @@ def from_torch_decoder_layer(
         ValueError: If its activation is none of ReLU, the exact GELU and SiLU, a norm is not a
             LayerNorm, or its parts differ in what is one field of ours.
     """
-    config = TransformerConfig(**_ONE_WORD, **_torch_fields(module), backend=backend)
+    config = LayerConfig(**_torch_fields(module), backend=backend)
     return _filled(
         DecoderLayer(config), _renamed(module.state_dict(), _TORCH_NAMES), module
     )
@@ -177,9 +177,8 @@ def from_d2l_attention(module: nn.Module, backend: str = "sdpa") -> MultiHeadAtt
     ours = MultiHeadAttention(
         width,
         module.num_heads,
-        dropout=module.attention.dropout.p,
         bias=module.W_o.bias is not None,
-        backend=backend,
+        core=DotProduct(module.attention.dropout.p, backend=backend),
     )
     state = _joined(state, "W_q", "W_k", "W_v", into="in_proj")
     return _filled(ours, _renamed(state, {"W_o.": "out_proj."}), module)
@@ -187,8 +186,7 @@ def from_d2l_attention(module: nn.Module, backend: str = "sdpa") -> MultiHeadAtt
 
 def from_d2l_encoder_block(module: nn.Module, backend: str = "sdpa") -> EncoderLayer:
     """Copy a ``d2l.torch.EncoderBlock``; biases that it lacks are zeros in ours."""
-    config = TransformerConfig(
-        **_ONE_WORD,
+    config = LayerConfig(
         d_model=module.ffn.dense2.out_features,
         num_heads=module.attention.num_heads,
         d_ff=module.ffn.dense1.out_features,
@@ -254,10 +252,6 @@ def from_marian(state: Mapping[str, Tensor], fields: Mapping[str, Any]) -> Trans
     for stack in (ours.encoder, ours.decoder):
         stack.embeddings.positions.weight.requires_grad_(False)
     return ours.eval()
-
-
-# A lone layer needs no vocabulary; the smallest one that holds <pad>, <bos> and <eos>.
-_ONE_WORD = {"src_vocab_size": 3, "tgt_vocab_size": 3}
 
 
 def _marian_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

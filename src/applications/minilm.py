@@ -22,6 +22,7 @@ from src.assets import fetch
 from src.config import TransformerConfig
 from src.layers import EncoderLayer
 from src.masks import length_mask
+from src.recording import recording
 from src.transformer import Encoder
 
 # What the file holds and a sentence embedding does not need: the numbers 0 … 511, and BERT's
@@ -200,9 +201,18 @@ def read(encoder: Encoder, tokenizer: Tokenizer, sentences: Sequence[str]) -> Re
     """
     tokens, ids, mask = _tokenize(encoder, tokenizer, sentences)
     states: list[Tensor] = []
-    weights: list[Tensor] = []
-    encoder(ids, mask, record=weights, states=states)
-    return Reading(tokens, ids, mask, states, weights)
+    parts = (encoder.embeddings, *encoder.layers)
+    hooks = [
+        part.register_forward_hook(lambda *call: states.append(call[-1]))
+        for part in parts
+    ]
+    try:
+        with recording(encoder) as maps:
+            encoder(ids, mask)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Reading(tokens, ids, mask, states, list(maps.values()))
 
 
 @torch.no_grad()

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from src.config import TransformerConfig
-from src.layers import EncoderLayer, Record
+from src.config import POSITIONS, LayerConfig
+from src.layers import EncoderLayer
 from src.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
 
 _ADDED = {"learned": LearnedPositions, "sinusoidal": SinusoidalPositions}
@@ -34,7 +34,7 @@ class PatchTransformer(nn.Module):
 
     Raises:
         ValueError: If ``patch_size`` does not divide the image, ``channels`` is below 1, or a
-            field is out of the range that `src.config.TransformerConfig` demands.
+            field is out of the range that `src.config.LayerConfig` demands.
 
     Source: Dosovitskiy et al. 2021, §3.1.
     Differs from: it takes the mean of the tokens, where the paper adds a class token.
@@ -69,23 +69,20 @@ class PatchTransformer(nn.Module):
             )
         if channels < 1:
             raise ValueError(f"channels must be at least 1, but is {channels}")
+        if num_layers < 1:
+            raise ValueError(f"num_layers must be at least 1, but is {num_layers}")
+        if positions not in POSITIONS:
+            raise ValueError(
+                f"positions must be one of {', '.join(POSITIONS)}, but is {positions!r}"
+            )
         num_patches = (height // patch_size) * (width // patch_size)
-        # A classifier has no vocabulary, so the special ids all point at class 0.
-        config = TransformerConfig(
-            num_classes,
-            num_classes,
+        config = LayerConfig(
             d_model=d_model,
             num_heads=num_heads,
             d_ff=d_ff,
-            num_encoder_layers=num_layers,
             dropout=dropout,
-            max_len=num_patches,
             norm_first=True,
             activation="gelu",
-            positions=positions,
-            pad_id=0,
-            bos_id=0,
-            eos_id=0,
         )
         self.image_size, self.patch_size, self.channels = (
             (height, width),
@@ -95,12 +92,12 @@ class PatchTransformer(nn.Module):
         self.embed = nn.Linear(channels * patch_size**2, d_model)
         kind = _ADDED.get(positions)
         self.positions = kind(d_model, num_patches) if kind else None
-        rotary = positions == "rotary"
-        self.rotary = (
-            RotaryPositions(d_model // num_heads, num_patches) if rotary else None
-        )
+        turned = positions == "rotary"
+        rotary = RotaryPositions(config.head_dim, num_patches) if turned else None
         self.dropout = nn.Dropout(dropout)
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(num_layers))
+        self.layers = nn.ModuleList(
+            EncoderLayer(config, rotary) for _ in range(num_layers)
+        )
         self.norm = nn.LayerNorm(d_model)
         self.head = nn.Linear(d_model, num_classes)
 
@@ -120,16 +117,14 @@ class PatchTransformer(nn.Module):
             )
         return F.unfold(images, self.patch_size, stride=self.patch_size).transpose(1, 2)
 
-    def forward(
-        self, images: Float[Tensor, "B channels H W"], record: Record = None
-    ) -> Float[Tensor, "B C"]:
-        """Logits; ``record`` takes each layer's weights ``(B, heads, N, N)``."""
+    def forward(self, images: Float[Tensor, "B channels H W"]) -> Float[Tensor, "B C"]:
+        """Logits of the classes."""
         x = self.embed(self.patches(images))
         if self.positions is not None:
             x = self.positions(x)
         x = self.dropout(x)
         for layer in self.layers:
-            x = layer(x, rotary=self.rotary, record=record)
+            x = layer(x)
         return self.head(self.norm(x).mean(dim=1))
 
 

@@ -9,6 +9,7 @@ from src.checks.engine import Case, Wrong, run
 from src.masks import window_mask
 from src.multihead import MultiHeadAttention
 from src.positions import sinusoidal_table
+from src.recording import recording
 
 
 def check_split_heads(function: Callable) -> None:
@@ -23,7 +24,7 @@ def check_split_heads(function: Callable) -> None:
     """
 
     def reference(x: Tensor, num_heads: int) -> Tensor:
-        return MultiHeadAttention(x.shape[-1], num_heads).split(x, 1)[0]
+        return MultiHeadAttention(x.shape[-1], num_heads).split(x)[0]
 
     def cases() -> list[Case]:
         x = torch.randn(2, 5, 21)
@@ -90,13 +91,13 @@ def check_renumber_heads(function: Callable) -> None:
         d_model = old.d_model
         x = torch.arange(2.0 * 5 * d_model).sin().reshape(2, 5, d_model)
         with torch.no_grad():
-            return new(x, return_weights=True)
+            with recording(new) as maps:
+                return new(x), maps["attention"]
 
     def layer(heads: int, width: int, bias: bool = True) -> MultiHeadAttention:
         made = MultiHeadAttention(heads * width, heads, bias=bias)
-        for (
-            parameter
-        ) in made.parameters():  # biases are zero at first, which would hide them
+        # Biases are zero at first, which would hide them.
+        for parameter in made.parameters():
             torch.nn.init.normal_(parameter, std=0.5)
         return made
 

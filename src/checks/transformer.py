@@ -9,6 +9,7 @@ from torch.func import functional_call
 
 from src.checks.engine import FLOAT64, LOWEST, Case, run
 from src.multihead import MultiHeadAttention
+from src.scoring import DotProduct
 from src.training.optimization import token_loss
 
 
@@ -143,7 +144,7 @@ def check_multi_head_attention(function: Callable) -> None:
         mask: Tensor,
     ) -> Tensor:
         module = MultiHeadAttention(
-            x.shape[-1], num_heads, bias=False, backend="explicit"
+            x.shape[-1], num_heads, bias=False, core=DotProduct(backend="explicit")
         )
         rows = torch.cat([w_q, w_k, w_v], dim=1).T
         parameters = {"in_proj.weight": rows, "out_proj.weight": w_o.T}

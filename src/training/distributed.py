@@ -19,10 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 SHARDING = ("ddp", "fsdp")
 # Methods by which a model is used besides `forward`: FSDP has to fetch its parameters there, too.
-ENTRANCES = ("new_cache", "decode_cached", "decode_hidden", "attention_maps")
-FAILURE = (
-    "first_failure"  # the key under which the launcher's store keeps what ended the run
-)
+ENTRANCES = ("new_cache", "decode_cached")
+# The key under which the launcher's store keeps what ended the run.
+FAILURE = "first_failure"
 
 
 def pick_device(name: torch.device | str | None = None) -> torch.device:

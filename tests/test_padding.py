@@ -1,4 +1,4 @@
-"""Packing: the same numbers, without padding."""
+"""Padding: its mask, and the same numbers packed."""
 
 from copy import deepcopy
 
@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from src.config import TransformerConfig
 from src.data.batches import Batch
-from src.packing import Packing
+from src.padding import Padding
 from src.training.config import TrainingConfig
 from src.training.trainer import Trainer
 from src.transformer import Transformer
@@ -20,11 +20,12 @@ TGT = torch.tensor([[1, 4, 5, 6, 7, 9, 3, 2], [1, 9, 2, 0, 0, 0, 0, 0], [1, 5, 4
 def test_unpack_undoes_pack_and_zeroes_padding():
     real = torch.tensor([[True, True, False], [True, True, True]])
     x = torch.randn(2, 3, 7)
-    packing = Packing(real)
-    packed = packing.pack(x)
-    assert packed.shape == (5, 7)
+    padding = Padding(real, packed=True)
+    packed = padding.pack(x)
+    assert padding.packed and packed.shape == (5, 7)
     assert torch.equal(packed, x[real])
-    assert torch.equal(packing.unpack(packed), x * real[..., None])
+    assert torch.equal(padding.unpack(packed), x * real[..., None])
+    assert torch.equal(padding.mask, real[:, None])
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
@@ -48,9 +49,10 @@ def test_logits_and_gradients_are_those_of_the_padded_pass(norm_first, positions
         assert_close(a, b, rtol=0, atol=1e-10)
 
 
-def test_there_is_no_packing_without_padding():
-    assert Packing.of(torch.ones(2, 3, dtype=torch.bool)) is None
-    assert Packing.of(torch.tensor([[True, False]])) is not None
+@pytest.mark.parametrize("real", [[True, True], [True, False]])
+def test_nothing_is_packed_without_padding_or_unasked(real):
+    padding, x = Padding(torch.tensor([real]), packed=all(real)), torch.randn(1, 2, 7)
+    assert not padding.packed and padding.pack(x) is x and padding.unpack(x) is x
 
 
 def test_targets_without_padding_give_every_logit():
@@ -64,12 +66,12 @@ def test_targets_without_padding_give_every_logit():
 
 def test_padding_before_a_token_is_refused():
     with pytest.raises(ValueError, match="tokens first and its padding last"):
-        Packing(torch.tensor([[False, True]]))
+        Padding(torch.tensor([[False, True]]), packed=True)
 
 
 def test_a_mask_that_is_not_boolean_is_refused(unchecked):
     with pytest.raises(TypeError, match="real must be boolean, but has dtype torch.float32"):
-        Packing(torch.ones(1, 2))
+        Padding(torch.ones(1, 2))
 
 
 def test_targets_of_another_shape_are_refused(unchecked):
