@@ -206,8 +206,9 @@ def _check_inputs(
         if x is not None and (x.dim() != 3 - packed or x.shape[-1] != d_model):
             axes = f"(N, {d_model})" if packed else f"(B, T, {d_model})"
             raise ValueError(f"{name} must have shape {axes}, but has {tuple(x.shape)}")
+    # No set of numbers of rows: compiled, they are symbols.
     rows = {name: x.shape[0] for name, x in tensors.items() if x is not None}
-    if len(set(rows.values())) > 1:
+    if any(number != rows[first] for number in rows.values()):
         raise ValueError(
             f"{', '.join(rows)} must have the same number of rows, but have "
             f"{', '.join(map(str, rows.values()))}"

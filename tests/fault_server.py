@@ -30,6 +30,7 @@ import torch._dynamo  # noqa: E402, F401
 import torch.utils.flop_counter  # noqa: E402, F401
 
 import notebooks  # noqa: E402
+import package  # noqa: E402
 import src.train  # noqa: E402, F401
 from faults import FAULTS, Fault  # noqa: E402
 from src.applications import classification, minilm, vision  # noqa: E402, F401
@@ -43,7 +44,8 @@ EXAMPLES = {"phases": PHASES, "database": None, "derandomize": True, "deadline":
 
 def plant(fault: Fault) -> None:
     """Put the wrong function wherever the right one is."""
-    module, *path = fault.place.split(".")
+    module = package.module_of(fault.place, package.files())
+    path = fault.place.removeprefix(f"{module}.").split(".")
     owner = import_module(f"src.{module}")
     for name in path[:-1]:
         owner = getattr(owner, name)

@@ -322,7 +322,7 @@ FAULTS = [
     ),
     Fault(
         "loss averaged over padding",
-        "optimization.token_loss",
+        "training.optimization.token_loss",
         lambda right: (
             lambda logits, targets, *rest, **options: (
                 right(logits, targets, *rest, **options)[0],
@@ -333,49 +333,49 @@ FAULTS = [
     ),
     Fault(
         "labels smoothed over padding",
-        "optimization.token_loss",
+        "training.optimization.token_loss",
         smoothed_over_padding,
         "test_training.py::test_token_loss_is_the_formula",
     ),
     Fault(
         "warm-up one step late",
-        "optimization.warmup_rate",
+        "training.optimization.warmup_rate",
         lambda right: lambda step, *rest, **options: right(max(step - 1, 1), *rest, **options),
         f"{ORACLES}each_update_has_the_rate_of_the_formula",
     ),
     Fault(
         "Adam without its correction",
-        "optimization.make_optimizer",
+        "training.optimization.make_optimizer",
         as_if_long_under_way,
         f"{ORACLES}updates_are_adams_by_hand",
     ),
     Fault(
         "targets not shifted",
-        "batches.Batch.tgt_out",
+        "data.batches.Batch.tgt_out",
         lambda right: property(lambda self: self.tgt[:, :-1]),
         "test_batches.py::test_batch_shift_and_count",
     ),
     Fault(
         "test sentences among those trained on",
-        "splits.split_pairs",
+        "data.splits.split_pairs",
         leaking,
         "test_properties.py::test_no_sentence_is_on_two_sides_of_a_split",
     ),
     Fault(
         "words chosen by the test sentences",
-        "splits.easy_subset",
+        "data.splits.easy_subset",
         words_of_all_sides,
         "test_data.py::test_easy_subset_takes_its_words_from_the_training_side_alone",
     ),
     Fault(
         "BLEU over the model's own tokens",
-        "evaluation.corpus_bleu",
+        "training.evaluation.corpus_bleu",
         of_the_models_words,
         "test_evaluation.py::test_bleu_is_sacrebleus_with_its_signature",
     ),
     Fault(
         "patches column by column",
-        "vision.PatchTransformer.patches",
+        "applications.vision.PatchTransformer.patches",
         column_by_column,
         "test_vision.py::test_patches_are_the_squares_row_by_row",
     ),

@@ -59,12 +59,12 @@ class Ours:
             TransformerConfig(
                 size.vocab_size,
                 size.vocab_size,
-                size.d_model,
-                size.num_heads,
-                size.d_ff,
-                size.num_layers,
-                size.num_layers,
-                size.dropout,
+                d_model=size.d_model,
+                num_heads=size.num_heads,
+                d_ff=size.d_ff,
+                num_encoder_layers=size.num_layers,
+                num_decoder_layers=size.num_layers,
+                dropout=size.dropout,
                 max_len=size.max_len,
             )
         )
