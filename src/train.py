@@ -43,7 +43,7 @@ from src.data.readers import Pair, read_moses, read_tsv
 from src.data.splits import Splits, split_pairs
 from src.data.tatoeba import load_pairs
 from src.data.tokenization import Tokenizer
-from src.files import naming
+from src.files import naming, remove_partials
 from src.training import distributed
 from src.training.checkpoints import load_checkpoint
 from src.training.config import Evaluation, Record
@@ -336,10 +336,7 @@ def alone(out: Path) -> Iterator[None]:
                 raise ValueError(f"another run is at work in {out}") from error
             except OSError:  # a file system without locks
                 return
-            for torn in out.glob(
-                "*.safetensors.*.partial"
-            ):  # a run was killed while it wrote
-                torn.unlink()
+            remove_partials(out)
 
         try:
             distributed.on_writer(lock)

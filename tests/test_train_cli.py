@@ -658,9 +658,9 @@ def test_a_second_run_in_the_same_folder_is_refused(corpus, tmp_path, capsys):
         )
         assert list(run.iterdir()) == []
     assert list(tmp_path.iterdir()) == []
-    torn = run / "last.safetensors.0a.partial"
-    run.mkdir(parents=True)
-    torn.write_text("of a run that was killed")
+    torn = run / f"last.safetensors.{'0a' * 16}.partial"
+    torn.mkdir(parents=True)
+    (torn / "last.safetensors").write_text("of a run that was killed")
     assert call(train, "--tsv", corpus, "--out", run, *SMALL, "--steps", 1) == 0
     assert not torn.exists() and (run / "last.safetensors").exists()
 

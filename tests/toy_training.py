@@ -68,33 +68,20 @@ def trainer(
     )
 
 
-def trained_in_a_process(directory):
-    """Train 24 updates, saving after each; resume if there is something; print the losses."""
+def trained_in_a_process(directory, steps):
+    """Train, saving after each update; resume if there is something; print the losses."""
     batches = BucketedBatches(copy_examples(), batch_size=5, seed=2)
-    announce = [lambda trainer, event: print("step", event.step, flush=True)]
     run = trainer(
         tiny_model(dropout=0.2),
         batches,
-        steps=24,
+        steps=steps,
         accumulate=2,
         save_every=1,
         directory=directory,
-        callbacks=announce,
     )
     print("resumed", run.resume(), run.step, flush=True)
     run.fit()
     print(json.dumps([(r.step, r.loss, r.grad_norm) for r in run.history]), flush=True)
-
-
-def write_for_ever(path):
-    """Save one checkpoint over the other, each of equal numbers, and print which is there."""
-    model = torch.nn.Linear(700, 701)
-    for step in range(1, 10_000):
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.fill_(step)
-        save_checkpoint(path, model, config={}, state={"step": step})
-        print(step, flush=True)
 
 
 def write_too_much(path):

@@ -3,7 +3,8 @@
 Nothing here is pickled, so a checkpoint from somebody else can be opened without running what is
 in it. One file, because one file can be replaced at once: it is written beside its old version,
 forced to disk and renamed over it. A kill at any moment leaves the old version or the new one,
-never a mixture and never a torn file.
+never a mixture and never a torn file. The file holds the SHA-256 of its header and of its tensors,
+and loading compares both: a bit that has flipped on a disk is not loaded.
 """
 
 import base64
@@ -94,8 +95,7 @@ def save_checkpoint(
                 f"optimizer.{name}.{k}": v.contiguous() for k, v in moments.items()
             }
         header["lr"] = [group["lr"] for group in optimizer.param_groups]
-    text = json.dumps(header, allow_nan=True)
-    on_writer(lambda: _replace(Path(path), tensors, text))
+    on_writer(lambda: _replace(Path(path), tensors, header))
 
 
 def read_header(path: str | os.PathLike) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def read_header(path: str | os.PathLike) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        CheckpointError: If it is not a checkpoint of this package.
+        CheckpointError: If it is not a checkpoint of this package, or it is damaged.
     """
     return _open(Path(path), with_tensors=False)[0]
 
@@ -132,11 +132,17 @@ def load_checkpoint(
         FileNotFoundError: If there is no such file.
         ConfigMismatch: If ``config`` or the tensors' names, shapes or kinds of number differ; says
             where.
-        CheckpointError: If the file is not a checkpoint, or holds no optimizer and one is asked,
-            or one with another number of groups.
+        CheckpointError: If the file is not a checkpoint or is damaged, if the vocabularies beside
+            it have changed since, or if it holds no optimizer and one is asked, or one with
+            another number of groups.
     """
     path = Path(path)
     header, tensors = _open(path)
+    beside, known = vocabularies(path.parent), header.get("vocabularies")
+    if None not in (beside, known) and beside != known:
+        raise CheckpointError(
+            f"{path} was written beside another source.json and target.json than are there now"
+        )
     if config is not None:
         check_config(path, header["config"], config)
     weights = {k[6:]: v for k, v in tensors.items() if k.startswith("model.")}
@@ -248,29 +254,29 @@ def _aliases(model: nn.Module) -> dict[str, str]:
     return aliases
 
 
-def _replace(path: Path, tensors: Mapping[str, Tensor], text: str) -> None:
-    header = {"checkpoint": text, "sha256": _digest(text, tensors)}
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of all names, dtypes, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _replace(path: Path, tensors: Mapping[str, Tensor], header: dict[str, Any]) -> None:
+    text = json.dumps(header | {"tensors": _digest(tensors)}, allow_nan=True)
+    metadata = {"checkpoint": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
     with replacing(path) as partial:
         partial.touch()
-        mode = (
-            partial.stat().st_mode
-        )  # as the umask has it; safetensors lets its owner alone in
+        # Its mode as the umask has it; safetensors makes a file that only its owner may read.
+        mode = partial.stat().st_mode
         try:
-            save_file(dict(tensors), partial, header)
+            save_file(dict(tensors), partial, metadata)
         except SafetensorError as error:
             number = re.search(r"os error (\d+)", str(error))
             code = int(number[1]) if number else 5  # EIO
             raise OSError(code, os.strerror(code), str(path)) from error
         partial.chmod(mode)
-
-
-def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of a header and of all numbers."""
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def _open(
@@ -280,16 +286,21 @@ def _open(
         raise FileNotFoundError(2, "No such checkpoint", str(path))
     try:
         with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get("checkpoint")
+            metadata = file.metadata() or {}
+            text = metadata.pop("checkpoint", None)
             if text is None:
                 raise CheckpointError(
                     f"{path} is a safetensors file, but not a checkpoint"
                 )
             names = file.keys() if with_tensors else ()
             tensors = {name: file.get_tensor(name) for name in names}
-            digest = file.metadata().get("sha256")
     except SafetensorError as error:
         raise CheckpointError(f"{path} is not a checkpoint: {error}") from error
+    # Those of earlier versions have no digests.
+    if metadata not in ({}, {"sha256": hashlib.sha256(text.encode()).hexdigest()}):
+        raise CheckpointError(
+            f"{path} is damaged: its header is not the one that was written"
+        )
     try:
         header = json.loads(text)
     except ValueError as error:
@@ -306,10 +317,9 @@ def _open(
             raise CheckpointError(
                 f"{path} is not a checkpoint: its header has no {name}"
             )
-    # Those of earlier versions have no digest.
-    if with_tensors and digest not in (None, _digest(text, tensors)):
+    if with_tensors and header.get("tensors") not in (None, _digest(tensors)):
         raise CheckpointError(
-            f"{path} is damaged: its SHA-256 is not the one it was saved with"
+            f"{path} is damaged: its tensors are not those that were written"
         )
     return header, tensors
 
