@@ -389,7 +389,10 @@ def test_pinned_table():
         archives = [source.archive for source in asset.sources if isinstance(source, Member)]
         digests = [asset.sha256, *(archive.sha256 for archive in archives)]
         assert all(len(bytes.fromhex(digest)) == 32 for digest in digests)
-        assert len({archive.project for archive in archives}) == len(archives) and len(asset.sources) >= 2
+        assert (
+            len({archive.project for archive in archives}) == len(archives)
+            and len(asset.sources) >= 2
+        )
 
 
 @pytest.mark.slow

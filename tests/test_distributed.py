@@ -468,8 +468,6 @@ def decode_with_shards():
         model.reshard()
         logits = model.decode_cached(tgt, cache)
         assert torch.allclose(logits, tiny_model().eval()(src, tgt), atol=1e-6)
-        model.reshard()
-        model.decode_hidden(tgt, cache)
 
 
 def test_a_sharded_model_decodes_the_tokens_of_the_whole_one(tmp_path):

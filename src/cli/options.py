@@ -196,12 +196,17 @@ def layered(groups: Iterable[set[str]], *sources: Mapping[str, Any]) -> dict[str
 
 
 def describe(cls: type) -> dict[str, str]:
-    """Name → text of each entry under ``Args:`` in a Google-style docstring."""
-    lines = inspect.getdoc(cls) or ""
-    section = re.search(r"^Args:\n((?:    .*\n|\n)*)", lines + "\n", re.MULTILINE)
-    text = section[1] if section else ""
-    entries = re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", text, re.MULTILINE)
-    return {name: " ".join(text.replace("`", "").split()) for name, text in entries}
+    """Name → text of each entry under ``Args:`` in Google-style docstrings, inherited ones too."""
+    found: dict[str, str] = {}
+    for own in reversed(cls.__mro__):
+        lines = inspect.cleandoc(vars(own).get("__doc__") or "")
+        section = re.search(r"^Args:\n((?:    .*\n|\n)*)", lines + "\n", re.MULTILINE)
+        text = section[1] if section else ""
+        entries = re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", text, re.MULTILINE)
+        found |= {
+            name: " ".join(text.replace("`", "").split()) for name, text in entries
+        }
+    return found
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
