@@ -144,7 +144,8 @@ def survives(folder: Path, module: str) -> bool:
         RuntimeError: If the tests did not run as they should.
     """
     own = [f"tests/test_{name}.py" for name in MODULES[module]]
-    for options in (own, ["tests/test_oracles.py", "-k", f"{module}."], ["tests/test_properties.py"]):
+    oracles = ["tests/test_oracles.py", "-k", f"{module}."]
+    for options in (own, oracles, ["tests/test_properties.py"]):
         status = run(folder, options)
         if status in (1, 2, -signal.SIGXCPU, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGABRT):
             return False
@@ -181,9 +182,8 @@ def main() -> int:
     )
     torch.testing.assert_close(torch.ones(1), torch.ones(1))  # imports SymPy, and more
     gc.freeze()
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True, capture_output=True, check=True
-    ).stdout.strip()
+    command = ["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, text=True, capture_output=True, check=True).stdout.strip()
     good = True
     with tempfile.TemporaryDirectory() as name:
         for part in ("src", "tests", "tools", "benchmarks"):
