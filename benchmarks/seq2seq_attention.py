@@ -82,7 +82,7 @@ def bucket_names(starts: Sequence[int], longest: int) -> list[str]:
     if list(starts) != sorted(set(starts)) or not starts or starts[-1] > longest:
         raise ValueError(f"buckets must rise up to at most {longest}, got {list(starts)}")
     ends = [start - 1 for start in starts[1:]] + [longest]
-    return [f"{start}–{end}" for start, end in zip(starts, ends)]
+    return [f"{start}–{end}" for start, end in zip(starts, ends, strict=False)]
 
 
 def run(settings: Settings, splits: Splits) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def run(settings: Settings, splits: Splits) -> dict[str, Any]:
 def summarise(model_name: str, runs: Sequence[dict]) -> dict[str, Any]:
     """Mean and standard deviation over the seeds of one model, in all and by length."""
     own = [entry for entry in runs if entry["model"] == model_name]
-    by_length = list(zip(*(entry["bleu_by_length"] for entry in own)))
+    by_length = list(zip(*(entry["bleu_by_length"] for entry in own), strict=False))
     return {
         "bleu": _mean_spread([entry["bleu"] for entry in own]),
         "bleu_by_length": [_mean_spread(values) for values in by_length],

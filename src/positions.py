@@ -50,7 +50,7 @@ class _Table(nn.Module):
     def _build(self, dtype: torch.dtype) -> Tensor:
         raise NotImplementedError
 
-    def _apply(self, fn, recurse=True):  # noqa: ANN001, ANN202 - PyTorch's own signature
+    def _apply(self, fn, recurse=True):
         before = self.table
         super()._apply(fn, recurse)
         if self.table.dtype != before.dtype or before.is_meta:

@@ -23,7 +23,7 @@ def recording(model: nn.Module) -> Iterator[dict[str, Float[Tensor, "B H T S"]]]
     """
     maps: dict[str, Tensor] = {}
 
-    def keep(name: str):  # noqa: ANN202 - a hook
+    def keep(name: str):
         @torch.no_grad()
         def hook(core: nn.Module, heads: tuple, output: Tensor) -> None:
             query, key, _, mask = heads

@@ -151,7 +151,7 @@ class Transformer(nn.Module):
                 self.decoder.embeddings.tokens.weight
             )
 
-    def _apply(self, fn, recurse=True):  # noqa: ANN001, ANN202 - PyTorch's own signature
+    def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
         self._tie()  # `to_empty` gives each place a storage of its own
         return self

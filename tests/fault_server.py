@@ -26,8 +26,8 @@ import torch  # noqa: E402
 matplotlib.use("Agg")
 import IPython.display  # noqa: E402, F401
 import matplotlib.pyplot  # noqa: E402
-import torch._dynamo  # noqa: E402, F401
-import torch.utils.flop_counter  # noqa: E402, F401
+import torch._dynamo  # noqa: E402
+import torch.utils.flop_counter  # noqa: E402
 
 import notebooks  # noqa: E402
 import package  # noqa: E402
@@ -94,8 +94,8 @@ def claims(ids: list[str]) -> str:
         *before, own = cells(claim)
         for source in (*before, own):
             try:
-                exec(compile(source, f"a cell for {claim}", "exec"), scope)  # noqa: S102
-            except Exception as error:  # noqa: BLE001
+                exec(compile(source, f"a cell for {claim}", "exec"), scope)
+            except Exception as error:
                 print(f"{claim}: {error!r} in\n{source}", flush=True)
                 return type(error).__name__ + (" before the claim" if source is not own else "")
         matplotlib.pyplot.close("all")

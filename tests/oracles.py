@@ -164,7 +164,11 @@ def scaled_dot_score(q, k):
 
 
 def bilinear_score(q, k, p):
-    return sum(a * w * b for a, row in zip(q, p["weight"]) for w, b in zip(row, k, strict=True))
+    return sum(
+        a * w * b
+        for a, row in zip(q, p["weight"], strict=False)
+        for w, b in zip(row, k, strict=True)
+    )
 
 
 def additive_score(q, k, p):

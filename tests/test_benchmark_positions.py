@@ -42,7 +42,7 @@ def test_digits_are_split_once_and_shuffled_by_seed():
     assert first.shape == (1400, 1, 8, 8) and test[0].shape == (397, 1, 8, 8)
     assert torch.equal(test[0], again[0]) and torch.equal(test[1], again[1])
     assert not torch.equal(first, second)
-    assert 0 <= first.min() and first.max() == 1
+    assert first.min() >= 0 and first.max() == 1
     assert sorted(first_labels.unique().tolist()) == list(range(10))
     rows = torch.cat([first, test[0]]).flatten(1).sum(1).sort().values
     assert torch.equal(rows, torch.cat([second, again[0]]).flatten(1).sum(1).sort().values)

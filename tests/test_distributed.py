@@ -133,7 +133,7 @@ def test_several_processes_are_one_on_the_joined_batches(several, name):
     assert sorted(os.listdir(many)) == sorted(os.listdir(one))
     found, wanted = state_of(many), state_of(one)
     assert len(found["history"]) == len(wanted["history"]) > 0
-    for ours, theirs in zip(found["history"], wanted["history"]):
+    for ours, theirs in zip(found["history"], wanted["history"], strict=False):
         assert ours[:3] == theirs[:3] and ours[5] == theirs[5]  # step, epoch, tokens; rate
         assert ours[4] == pytest.approx(theirs[4], rel=LOSS)
         assert ours[6] == pytest.approx(theirs[6], rel=NORM)
@@ -277,7 +277,7 @@ def command_line(corpus, out, *options):
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus") / "toy.tsv"
-    words = "red green blue old new big small cat dog house".split()
+    words = ["red", "green", "blue", "old", "new", "big", "small", "cat", "dog", "house"]
     path.write_text("".join(f"{a} {b}\t{a[::-1]} {b[::-1]}\n" for a in words for b in words))
     return path
 

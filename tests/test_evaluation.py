@@ -17,8 +17,24 @@ from src.training.evaluation import (
 )
 from toy_training import tiny_model
 
-SOURCE = WordTokenizer("one two three four five six seven eight nine".split())
-TARGET = WordTokenizer("un deux trois quatre cinq six sept huit neuf dix onze douze treize".split())
+SOURCE = WordTokenizer(["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
+TARGET = WordTokenizer(
+    [
+        "un",
+        "deux",
+        "trois",
+        "quatre",
+        "cinq",
+        "six",
+        "sept",
+        "huit",
+        "neuf",
+        "dix",
+        "onze",
+        "douze",
+        "treize",
+    ]
+)
 
 
 @pytest.fixture
@@ -160,7 +176,7 @@ def test_alignment_of_words_counts_what_white_space_sets_apart():
     pairs = align_words(model, " a\u00a0 king ", ids, bytes_alone, bytes_alone)
     assert pairs == [(0, 0), (1, 0), (0, 1), (1, 1)]
     # Punctuation is a token of its own, and a part of the word that one sees; or it is not.
-    french = WordTokenizer("l' eau , roi".split())
+    french = WordTokenizer(["l'", "eau", ",", "roi"])
     ids = french.encode("l'eau, roi")
     assert french.decode(ids) == "l'eau, roi"
     model = Attentive(0, 1, 1, 2)

@@ -381,7 +381,7 @@ class Show:
 
 @in_a_browser
 @every_figure
-def test_a_figure_fits_a_telephone_and_stands_any_page(make, profile):  # noqa: F811
+def test_a_figure_fits_a_telephone_and_stands_any_page(make, profile):
     with Show(profile, make(), before=HOSTILE) as show:
         assert show.said()
         width = "document.documentElement.scrollWidth - window.innerWidth"
@@ -402,7 +402,7 @@ def test_a_figure_fits_a_telephone_and_stands_any_page(make, profile):  # noqa: 
 
 @in_a_browser
 @every_figure
-def test_every_control_has_a_name_and_is_reached_by_tab(make, profile):  # noqa: F811
+def test_every_control_has_a_name_and_is_reached_by_tab(make, profile):
     with Show(profile, make()) as show:
         controls = show.page.locator("input:visible, select:visible, [role=radiogroup]:visible")
         seen, asked = set(), controls.count()
@@ -424,7 +424,7 @@ def test_every_control_has_a_name_and_is_reached_by_tab(make, profile):  # noqa:
 
 @in_a_browser
 @every_figure
-def test_without_scripts_a_picture_and_a_sentence_are_seen(make, browser):  # noqa: F811
+def test_without_scripts_a_picture_and_a_sentence_are_seen(make, browser):
     with browser.new_context(java_script_enabled=False) as profile:
         with Show(profile, make(title="Title")) as show:
             assert len(show.page.inner_text("figure").splitlines()) >= 2
@@ -433,7 +433,7 @@ def test_without_scripts_a_picture_and_a_sentence_are_seen(make, browser):  # no
 
 
 @in_a_browser
-def test_figures_share_a_page_and_leave_no_name(profile):  # noqa: F811
+def test_figures_share_a_page_and_leave_no_name(profile):
     outputs = [make() for make in [*FIGURES, score_playground]]  # the last one twice, one id
     with Show(profile) as show:
         before = show.page.evaluate("Object.keys(window).length")
@@ -449,7 +449,7 @@ def test_figures_share_a_page_and_leave_no_name(profile):  # noqa: F811
 
 @in_a_browser
 @every_figure
-def test_a_figure_runs_in_an_isolated_frame_and_where_its_script_comes_later(make, profile):  # noqa: F811
+def test_a_figure_runs_in_an_isolated_frame_and_where_its_script_comes_later(make, profile):
     with Show(profile) as show:
         # As Colab does, then as Jupyter does: markup first, then a script element made anew.
         show.page.evaluate(
@@ -475,7 +475,7 @@ def test_a_figure_runs_in_an_isolated_frame_and_where_its_script_comes_later(mak
 
 
 @in_a_browser
-def test_keys_stay_in_the_figure(profile):  # noqa: F811
+def test_keys_stay_in_the_figure(profile):
     listen = "<script>keys = 0; document.addEventListener('keydown', () => keys++)</script>"
     with Show(profile, score_playground(), before=listen) as show:
         assert "lm-suppress-shortcuts" in score_playground().data  # JupyterLab asks for it
@@ -484,7 +484,7 @@ def test_keys_stay_in_the_figure(profile):  # noqa: F811
 
 
 @in_a_browser
-def test_score_playground_answers(profile):  # noqa: F811
+def test_score_playground_answers(profile):
     with Show(profile, score_playground()) as show:
         # softmax of (2, −1, 1/8): 0.83, 0.04, 0.13
         assert show.said() == "Entropy 0.55 of at most 1.10; most weight, 0.83, on “cat”."
@@ -505,7 +505,7 @@ def test_score_playground_answers(profile):  # noqa: F811
 
 
 @in_a_browser
-def test_scores_that_exp_cannot_hold(profile):  # noqa: F811
+def test_scores_that_exp_cannot_hold(profile):
     scores = [[900.0, 899.0, -900.0], [-900.0, -1800.0, -901.0]]
     with Show(profile, score_playground(scores=scores, width=1)) as show:
         assert show.said() == "Entropy 0.58 of at most 1.10; most weight, 0.73, on “cat”."
@@ -513,7 +513,7 @@ def test_scores_that_exp_cannot_hold(profile):  # noqa: F811
 
 
 @in_a_browser
-def test_decoding_steps_answers(profile):  # noqa: F811
+def test_decoding_steps_answers(profile):
     sentence = data_of(decoding_steps())["sentences"][0]
 
     def expected(step, head=None):
@@ -542,7 +542,7 @@ def test_decoding_steps_answers(profile):  # noqa: F811
 
 
 @in_a_browser
-def test_head_maps_answers(profile):  # noqa: F811
+def test_head_maps_answers(profile):
     def row(layer, head, token):
         weights = softmax(2, 3, 5, 5)[layer, head, token]
         return f"“{TOKENS[0][int(weights.argmax())]}” {weights.max():.2f}"
@@ -565,7 +565,7 @@ def test_head_maps_answers(profile):  # noqa: F811
 
 
 @in_a_browser
-def test_position_waves_answers(profile):  # noqa: F811
+def test_position_waves_answers(profile):
     with Show(profile, position_waves()) as show:
         assert show.said().startswith("Columns 0 and 1 repeat every 6.3 positions. Position 5 ")
         table = sinusoidal_table(17, 6)
@@ -577,7 +577,7 @@ def test_position_waves_answers(profile):  # noqa: F811
 
 
 @in_a_browser
-def test_kernel_regression_computes_what_the_package_computes(profile):  # noqa: F811
+def test_kernel_regression_computes_what_the_package_computes(profile):
     number = r"error ([\d.−]+)\. Query ([\d.−]+) gets ([\d.−]+);"
     with Show(profile, kernel_regression(widths=(0.5, 2.0))) as show:
         show.press("Query", "ArrowRight")
@@ -598,7 +598,7 @@ def test_kernel_regression_computes_what_the_package_computes(profile):  # noqa:
 
 
 @in_a_browser
-def test_attention_or_pooling_answers(profile):  # noqa: F811
+def test_attention_or_pooling_answers(profile):
     with Show(profile, attention_or_pooling()) as show:
         assert show.said().startswith("Most weight, 1.00, on “lamb”.")
         rows = show.page.locator("table").last.locator("tbody tr")

@@ -984,7 +984,9 @@ def test_candidates_are_those_of_the_loop(settings):
         words, left = oracles.sampling_candidates(row, *settings)
         pairs = sorted(zip(tokens, weights, strict=True), key=lambda pair: -pair[1])
         assert tokens == ([*range(VOCAB)] if settings[1:] == (None, None) else words)
-        assert [word for word, p in pairs if p] == [w for w, p in zip(words, left) if p]
+        assert [word for word, p in pairs if p] == [
+            w for w, p in zip(words, left, strict=False) if p
+        ]
         assert [p for _, p in pairs] == pytest.approx(left, abs=1e-12)
 
 
@@ -1024,7 +1026,9 @@ def test_each_update_has_the_rate_of_the_formula(after):
     optimizers = [torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=7.0) for _ in range(2)]
     schedules = [
         optimization.warmup_schedule(optimizer, warmup, after=after, **given)
-        for optimizer, given in zip(optimizers, ({"d_model": d_model}, {"peak_lr": peak}))
+        for optimizer, given in zip(
+            optimizers, ({"d_model": d_model}, {"peak_lr": peak}), strict=False
+        )
     ]
     for step in range(1, 24):
         rate = oracles.warmup_rate(step, warmup, d_model)

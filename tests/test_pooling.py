@@ -29,12 +29,12 @@ def sines(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_the_table_of_kernels():
-    assert KERNELS == {
+    assert {
         "gaussian": gaussian,
         "boxcar": boxcar,
         "triangle": triangle,
         "epanechnikov": epanechnikov,
-    }
+    } == KERNELS
 
 
 def test_the_function_and_its_name_are_the_same_kernel():

@@ -222,7 +222,10 @@ def test_a_batch_gives_what_each_sentence_gives_alone(minilm):
 
 def test_embedding_is_the_normalised_mean_of_the_last_state(minilm):
     reading = read(*minilm, ["Two", "sentences of unequal length"])
-    means = [state[: len(t)].mean(dim=0) for state, t in zip(reading.states[-1], reading.tokens)]
+    means = [
+        state[: len(t)].mean(dim=0)
+        for state, t in zip(reading.states[-1], reading.tokens, strict=False)
+    ]
     expected = F.normalize(torch.stack(means), dim=-1)
     ours = sentence_embedding(*minilm, ["Two", "sentences of unequal length"])
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-import plan_page  # noqa: E402
-import speed_page  # noqa: E402
+import plan_page
+import speed_page
 from sample import ROOT
 
 COMMON = {

@@ -30,9 +30,9 @@ from src.transformer import Transformer
 
 pytestmark = pytest.mark.slow
 
-ADJECTIVES = "red green blue old new big small".split()
-NOUNS = "cat dog house tree car bird man".split()
-VERBS = "sees likes has finds".split()
+ADJECTIVES = ["red", "green", "blue", "old", "new", "big", "small"]
+NOUNS = ["cat", "dog", "house", "tree", "car", "bird", "man"]
+VERBS = ["sees", "likes", "has", "finds"]
 SMALL = [
     "--preset",
     "tiny",
@@ -772,7 +772,7 @@ def test_translates_well_what_it_has_not_seen(trained, corpus, tmp_path, capsys)
         == 0
     )
     found = (tmp_path / "out").read_text().split()
-    wanted = "eulb nam sekil llams eert dlo drib".split()
+    wanted = ["eulb", "nam", "sekil", "llams", "eert", "dlo", "drib"]
     assert len(set(wanted) & set(found)) >= 6
 
 

@@ -20,9 +20,29 @@ PROGRAMS = {
     "src.translate": translate.build_parser(),
 }
 # What makes a command of the page small: the last of two equal flags wins.
-TINY = """--preset tiny --d-model 16 --num-heads 2 --d-ff 16 --num-encoder-layers 1
-          --num-decoder-layers 1 --vocab-size 300 --bleu-sentences 2 --beam-size 1 --device cpu
-          --no-tensorboard""".split()
+TINY = [
+    "--preset",
+    "tiny",
+    "--d-model",
+    "16",
+    "--num-heads",
+    "2",
+    "--d-ff",
+    "16",
+    "--num-encoder-layers",
+    "1",
+    "--num-decoder-layers",
+    "1",
+    "--vocab-size",
+    "300",
+    "--bleu-sentences",
+    "2",
+    "--beam-size",
+    "1",
+    "--device",
+    "cpu",
+    "--no-tensorboard",
+]
 
 
 def blocks(language: str) -> list[str]:
@@ -145,7 +165,22 @@ def run(tmp_path_factory):
     """The page's training on a corpus of one's own, at toy size, in a folder of its own."""
     folder = tmp_path_factory.mktemp("page")
     generator = random.Random(0)
-    words = "red green blue old new big small cat dog house tree car bird man".split()
+    words = [
+        "red",
+        "green",
+        "blue",
+        "old",
+        "new",
+        "big",
+        "small",
+        "cat",
+        "dog",
+        "house",
+        "tree",
+        "car",
+        "bird",
+        "man",
+    ]
     sentences = sorted({" ".join(generator.choices(words, k=4)) for _ in range(80)})
     pairs = [f"{s}\t{' '.join(w[::-1] for w in s.split())}\n" for s in sentences]
     (folder / "my.tsv").write_text("".join(pairs), encoding="utf-8")
@@ -171,7 +206,18 @@ def test_the_training_of_the_page_runs_and_goes_on(run, monkeypatch, capsys):
 def test_a_translation_of_the_page_runs(run, monkeypatch):
     monkeypatch.chdir(run)
     Path("in.txt").write_text("red cat\nbig old dog\n", encoding="utf-8")
-    toy = "--run runs/mine --input in.txt --output out.txt --max-len 4 --device cpu".split()
+    toy = [
+        "--run",
+        "runs/mine",
+        "--input",
+        "in.txt",
+        "--output",
+        "out.txt",
+        "--max-len",
+        "4",
+        "--device",
+        "cpu",
+    ]
     assert translate.main([*the_call("src.translate", "--nbest", "--align"), *toy]) == 0
     rows = [row.split(" ||| ") for row in Path("out.txt").read_text(encoding="utf-8").splitlines()]
     assert [row[0] for row in rows] == ["0"] * 3 + ["1"] * 3 and {len(row) for row in rows} == {4}

@@ -29,8 +29,8 @@ from toy_training import PAD, config, copy_examples, tiny_model, trainer
 def loop_loss(logits, targets, pad_id, smoothing):
     """The formula as plain loops, in Python's float64."""
     total, count = 0.0, 0
-    for row, wanted in zip(logits.tolist(), targets.tolist()):
-        for scores, target in zip(row, wanted):
+    for row, wanted in zip(logits.tolist(), targets.tolist(), strict=False):
+        for scores, target in zip(row, wanted, strict=False):
             if target == pad_id:
                 continue
             norm = math.log(sum(math.exp(s) for s in scores))
@@ -348,7 +348,7 @@ def test_a_record_averages_over_its_tokens():
     each = trainer(tiny_model(), batches, steps=4, log_every=1).fit()
     all_four = trainer(tiny_model(), batches, steps=4, log_every=4).fit()
     weights = [b.num_tokens for b in batches[:4]]
-    mean = sum(r.loss * w for r, w in zip(each, weights)) / sum(weights)
+    mean = sum(r.loss * w for r, w in zip(each, weights, strict=False)) / sum(weights)
     assert all_four[0].loss == pytest.approx(mean, rel=1e-5)
 
 

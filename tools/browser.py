@@ -10,8 +10,16 @@ from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # A fresh profile that asks nobody for anything.
-FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync
---disable-background-networking --disable-component-update""".split()
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+]
 
 
 def find() -> str | None:

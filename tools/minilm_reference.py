@@ -65,7 +65,9 @@ def compute() -> dict:
         "sentences": SENTENCES,
         "tokens": [
             tokenizer.convert_ids_to_tokens(row[:n])
-            for row, n in zip(batch["input_ids"].tolist(), real.sum(dim=(1, 2)).int().tolist())
+            for row, n in zip(
+                batch["input_ids"].tolist(), real.sum(dim=(1, 2)).int().tolist(), strict=False
+            )
         ],
         # (B, D): mean pooling, then length 1
         "embeddings": rounded(F.normalize(mean, dim=-1)),

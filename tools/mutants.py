@@ -42,7 +42,7 @@ import pytest
 import sacrebleu  # noqa: F401
 import tokenizers  # noqa: F401
 import torch
-import torch._dynamo  # noqa: F401
+import torch._dynamo
 import torch.testing
 import transformers  # noqa: F401
 from cosmic_ray.ast import ast_nodes, get_ast

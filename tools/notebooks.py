@@ -100,7 +100,7 @@ def chapter_of(path: Path) -> str:
 
 def all_notebooks(folder: Path = ROOT / "notebooks") -> list[Path]:
     """List the chapters' notebooks in the order of the book."""
-    paths = [p for p in folder.glob("*.ipynb")]
+    paths = list(folder.glob("*.ipynb"))
     return sorted(paths, key=lambda p: [int(n) for n in chapter_of(p).split(".")])
 
 

@@ -92,7 +92,7 @@ def picture() -> str:
         room, _, module = name.partition(".")
         inside.setdefault(room, []).extend([module] if module else [])
     lines = ["```mermaid", "flowchart TB"]
-    for room, level in sorted(levels().items(), key=lambda item: (-item[1], item[0])):
+    for room, _level in sorted(levels().items(), key=lambda item: (-item[1], item[0])):
         lines.append(f'  {room}["{"<br>".join([f"<b>{room}</b>", *inside[room]])}"]')
     for room, others in needs.items():
         beyond = set().union(*(_all(needs, other) for other in others))

@@ -20,7 +20,7 @@ ORDER = {
     ast.Gt: (">", operator.gt),
     ast.GtE: (">=", operator.ge),
 }
-OUTCOME = {sign: outcome for sign, outcome in ORDER.values()}
+OUTCOME = dict(ORDER.values())
 
 
 def shift_seeds(shift: int) -> None:

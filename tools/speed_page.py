@@ -12,7 +12,7 @@ import matplotlib
 from repository import ROOT
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 RESULTS = ROOT / "src" / "results"
 BLUE, RED = "#0072B2", "#D55E00"  # Okabe and Ito

@@ -272,7 +272,7 @@ def random_pairs(
     def side(begin: list[int]) -> Tensor:
         lengths = torch.randint(shortest, longest + 1, (count,), generator=generator)
         rows = torch.full((count, longest + 2), PAD)
-        for row, length in zip(rows, lengths.tolist()):
+        for row, length in zip(rows, lengths.tolist(), strict=False):
             words = torch.randint(4, size.vocab_size, (length,), generator=generator)
             ids = [*begin, *words.tolist(), EOS]
             row[: len(ids)] = torch.tensor(ids)

@@ -90,9 +90,8 @@ def check_renumber_heads(function: Callable) -> None:
             raise Wrong("expected a new layer, your function gave the old one")
         d_model = old.d_model
         x = torch.arange(2.0 * 5 * d_model).sin().reshape(2, 5, d_model)
-        with torch.no_grad():
-            with recording(new) as maps:
-                return new(x), maps["attention"]
+        with torch.no_grad(), recording(new) as maps:
+            return new(x), maps["attention"]
 
     def layer(heads: int, width: int, bias: bool = True) -> MultiHeadAttention:
         made = MultiHeadAttention(heads * width, heads, bias=bias)

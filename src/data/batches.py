@@ -58,7 +58,7 @@ def pad(sequences: Sequence[Sequence[int]], pad_id: int) -> Int[Tensor, "B L"]:
     if not sequences:
         raise ValueError("sequences must hold at least one sequence, but is empty")
     padded = torch.full((len(sequences), max(map(len, sequences))), pad_id)
-    for row, sequence in zip(padded, sequences):
+    for row, sequence in zip(padded, sequences, strict=False):
         row[: len(sequence)] = torch.tensor(sequence, dtype=torch.long)
     return padded
 

@@ -70,7 +70,7 @@ def read_moses(src_path: str | Path, tgt_path: str | Path) -> list[Pair]:
         )
     return [
         Pair(_sentence(*source), _sentence(*target))
-        for source, target in zip(sources, targets)
+        for source, target in zip(sources, targets, strict=False)
     ]
 
 

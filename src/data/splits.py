@@ -54,7 +54,7 @@ def split_pairs(
     keys = [(("source", _key(s)), ("target", _key(t))) for s, t in pairs]
     groups = _group_names(keys)
     splits = Splits([], [], [])
-    for pair, (source_key, _) in zip(pairs, keys):
+    for pair, (source_key, _) in zip(pairs, keys, strict=False):
         draw = _uniform(f"{seed}\t{groups[source_key]}")
         side = (
             splits.test

@@ -201,7 +201,7 @@ def _describe(target: str, pairs: list[Pair], report: Cleaning) -> str:
         "  words of the longer sentence",
     ]
     bounds = (1, 3, 5, 7, 9, 13, 17, 25, max(lengths) + 1)
-    for low, high in ((a, b - 1) for a, b in zip(bounds, bounds[1:])):
+    for low, high in ((a, b - 1) for a, b in zip(bounds, bounds[1:], strict=False)):
         count = sum(low <= length <= high for length in lengths)
         lines.append(
             f"    {low:3} – {high:3}            {count:7,} {count / len(lengths):7.1%}"

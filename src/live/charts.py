@@ -138,7 +138,7 @@ def kernel_regression(
             grid,
             estimate,
             truth,
-            list(zip(keys, values)),
+            list(zip(keys, values, strict=False)),
         ),
     )
 
@@ -186,7 +186,9 @@ def position_waves(
         still=f"Columns 0 (solid) and 1 (dashed) repeat every {periods[0]:.1f} positions, "
         f"columns {width - 2} and {width - 1}, which are not drawn, every {periods[-1]:.0f}.",
         picture=lines(
-            "Columns 0 and 1 over the positions", range(length), *list(zip(*rows))[:2]
+            "Columns 0 and 1 over the positions",
+            range(length),
+            *list(zip(*rows, strict=False))[:2],
         ),
     )
 

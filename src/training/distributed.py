@@ -162,7 +162,7 @@ def on_writer(action: Callable[[], Any]) -> None:
     if is_writer():
         try:
             action()
-        except Exception as failure:  # noqa: BLE001 - raised again below, after telling the others
+        except Exception as failure:
             error = failure
     failed = any_rank(error is not None)
     if error is not None:
