@@ -19,16 +19,17 @@ export HF_HUB_OFFLINE = 1
 NOTEBOOKS = $(sort $(wildcard notebooks/*.ipynb))
 BOOK_SOURCES = Makefile _config.yml _toc.yml requirements.txt requirements-book.txt tests/faults.py \
 	$(wildcard book/*.md book/*.bib book/*.json book/*.yml tools/*.py _static/* _templates/*) \
-	$(wildcard src/*.py src/checks/*.py src/live/* src/results/*.json) $(NOTEBOOKS)
+	$(wildcard src/*.py src/*/*.py src/*/*.json src/live/*) $(NOTEBOOKS)
 BUILT = _build/.built
 
-.PHONY: help environment book-environment book pdf check test colab oldest newest execute \
+.PHONY: help environment book-environment book pdf check lint mutants test colab oldest newest execute \
 	experiments benchmarks steady repository clean
 
 help:
 	@echo "make book               build the HTML book"
 	@echo "make pdf                the same, and print it as one PDF (needs Chromium)"
 	@echo "make check              run the fast checks: all but processes, browser and training"
+	@echo "make lint               Ruff and mypy"
 	@echo "make test               run every check (unit tests, notebooks, the book)"
 	@echo "make colab              run every notebook in a simulated Colab (six minutes)"
 	@echo "make oldest             run the package's tests and the notebooks with the oldest versions"
@@ -37,6 +38,7 @@ help:
 	@echo "                        NOTEBOOKS=notebooks/X.ipynb for one"
 	@echo "make experiments        measure the long experiments again (an hour and a half)"
 	@echo "make steady             run all notebooks with other seeds, kernels and threads"
+	@echo "make mutants            change the package and see whether a test notices (an hour)"
 	@echo "make benchmarks         measure the speed beside other libraries again (quiet machine)"
 	@echo "make repository         move the project to where git's origin is, or to URL=https://github.com/…"
 	@echo "make clean              delete the built book (the environment stays)"
@@ -63,8 +65,13 @@ $(BUILT): $(BOOK_SOURCES)
 	@touch $@
 
 # Plug-in nbval takes seconds to load, and only notebooks need it.
-check: environment
+check: environment lint
 	$(PY) -m pytest -q -n 2 -p no:nbval -m "not slow" tests
+
+lint: environment
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
 
 test: environment
 	@sh tools/run_tests.sh "$(MAKE)" "$(PY)"
@@ -103,6 +110,10 @@ benchmarks: environment
 steady: environment
 	$(PY) tools/steady.py seeds $(NOTEBOOKS)
 	$(PY) tools/steady.py machines $(NOTEBOOKS)
+
+# Changes of one operator at a time, and whether a test notices: see the page "How we know".
+mutants: environment
+	$(PY) tools/mutants.py $(MODULES)
 
 repository: book-environment
 	@$(PY) tools/repository.py set $(if $(URL),"$(URL)")

@@ -104,7 +104,8 @@ def modules() -> str:
     lines = []
     for name in sorted(package.files(), key=lambda name: (order[name.partition(".")[0]], name)):
         lines += [f"## `src.{name}`", "", "```{eval-rst}", f".. automodule:: src.{name}"]
-        lines += ["   :members:", "```", ""]
+        # What a package passes on is described where it is defined.
+        lines += ["   :members:", "   :ignore-module-all:", "```", ""]
     return "\n".join(lines)
 
 
