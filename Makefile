@@ -29,7 +29,7 @@ help:
 	@echo "make book               build the HTML book"
 	@echo "make pdf                the same, and print it as one PDF (needs Chromium)"
 	@echo "make check              run the fast checks: all but processes, browser and training"
-	@echo "make lint               Ruff and mypy"
+	@echo "make lint               Ruff's rules and format"
 	@echo "make test               run every check (unit tests, notebooks, the book)"
 	@echo "make colab              run every notebook in a simulated Colab (six minutes)"
 	@echo "make oldest             run the package's tests and the notebooks with the oldest versions"
@@ -71,7 +71,6 @@ check: environment lint
 lint: environment
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
-	$(VENV)/bin/mypy
 
 test: environment
 	@sh tools/run_tests.sh "$(MAKE)" "$(PY)"

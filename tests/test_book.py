@@ -291,7 +291,9 @@ def test_the_reference_reads_as_if_it_had_been_made_with_pytorch():
     seen = []
     page = soup(HTML / "book" / "api.html")
     for tag in page.select("dl.function > dt[id^='src.'], dl.method > dt[id^='src.']"):
-        _, module, name = tag["id"].split(".", 2)
+        path = tag["id"].removeprefix("src.")
+        module = package.module_of(path, package.files())
+        name = path.removeprefix(f"{module}.")
         real = signature(attrgetter(name)(import_module(f"src.{module}")))
         hints = {p.name: text(p.annotation) for p in real.parameters.values()}
         for parameter in tag.select(".sig-param"):

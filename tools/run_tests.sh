@@ -24,7 +24,7 @@ FAILED: $name"
 # Fetched once, before any test: a progress bar would be an output that no notebook stores.
 part "data and weights are there, checksums verified" "$python" -m src.assets
 part "the book builds without a warning" "$make" --no-print-directory _build/.built
-part "Ruff and mypy" "$make" --no-print-directory lint
+part "Ruff's rules and format" "$make" --no-print-directory lint
 # One worker a file: its tests share a browser, a corpus, a trained model. In the order of their
 # names, which begins with long files and ends with short ones.
 part "unit tests and checks of notebooks and book" "$python" -m pytest -q -n 2 --dist loadfile \
