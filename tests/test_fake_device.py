@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from src.packing import Packing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,6 +29,7 @@ from src.data.tokenization import WordTokenizer
 from src.decoding import beam_search, greedy, sample
 from src.functional import attention
 from src.layers import AddNorm
+from src.padding import Padding
 from src.pooling import KernelRegression
 from src.recurrent import AttentionSeq2Seq
 from src.scoring import AdditiveScore, BilinearScore, DotScore, ScaledDotScore, attend
@@ -275,7 +275,7 @@ def test_classifiers_stay_on_the_device(fake):
 
 def test_nothing_is_packed_there(fake):
     """An accelerator would have to tell how many tokens are real; any read of it would raise."""
-    assert Packing.of(ids(B, S) == 1) is None
+    assert not Padding(ids(B, S) == 1, packed=True).packed
     assert not an_updater().packs
 
 
