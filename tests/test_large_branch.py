@@ -26,7 +26,7 @@ def large_cells() -> str:
     """The code from the data to the live figure, made to take the branch of a GPU."""
     cells = notebooks.read(ROOT / "notebooks" / "ch10_7_transformer.ipynb")
     sources = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
-    imports = next(source for source in sources if "from src.data.batches" in source)
+    imports = next(source for source in sources if "from src.data import" in source)
     start = next(i for i, source in enumerate(sources) if source.startswith(FIRST))
     end = next(i for i, source in enumerate(sources) if LAST in source)
     code = "\n".join([imports, *sources[start : end + 1]])
