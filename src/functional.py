@@ -165,6 +165,16 @@ def check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
         )
 
 
+def check_dropout(dropout: float) -> None:
+    """Demand a share that dropout can take.
+
+    Raises:
+        ValueError: If ``dropout`` is not at least 0 and below 1.
+    """
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be at least 0 and below 1, but is {dropout}")
+
+
 def _check_attention(
     query: Tensor, key: Tensor, value: Tensor, dropout: float, backend: str
 ) -> None:
@@ -172,8 +182,7 @@ def _check_attention(
         raise ValueError(
             f"backend must be one of {', '.join(BACKENDS)}, but is {backend!r}"
         )
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be at least 0 and below 1, but is {dropout}")
+    check_dropout(dropout)
     if query.shape[-1] != key.shape[-1]:
         raise ValueError(
             f"query and key must be equally wide, but are {query.shape[-1]} and {key.shape[-1]}"

@@ -201,6 +201,8 @@ def _check_inputs(
 ) -> None:
     """Refuse what does not have the layer's rank and width, or another number of rows."""
     first = next(iter(tensors))
+    if tensors[first] is None:
+        raise TypeError(f"{first} must be a tensor, but is None")
     for name, x in tensors.items():
         packed = padding is not None and padding.packed and name == first
         if x is not None and (x.dim() != 3 - packed or x.shape[-1] != d_model):

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from src.functional import attention, masked_softmax
+from src.functional import attention, check_dropout, masked_softmax
 
 __all__ = [
     "AdditiveScore",
@@ -271,7 +271,7 @@ class DotProduct(nn.Module):
         self, dropout: float = 0.0, *, is_causal: bool = False, backend: str = "sdpa"
     ) -> None:
         super().__init__()
-        _check_dropout(dropout)
+        check_dropout(dropout)
         self.dropout, self.is_causal, self.backend = dropout, is_causal, backend
 
     def forward(
@@ -300,9 +300,8 @@ class DotProduct(nn.Module):
     ) -> Float[Tensor, "B H T S"]:
         """The weights behind the outputs, before dropout."""
         causal = self.is_causal
-        return attention(query, key, key, mask, is_causal=causal, return_weights=True)[
-            1
-        ]
+        found = attention(query, key, key, mask, is_causal=causal, return_weights=True)
+        return found[1]
 
 
 class Scored(nn.Module):
@@ -318,7 +317,7 @@ class Scored(nn.Module):
 
     def __init__(self, score: nn.Module, dropout: float = 0.0) -> None:
         super().__init__()
-        _check_dropout(dropout)
+        check_dropout(dropout)
         self.score, self.dropout = score, dropout
 
     def forward(
@@ -340,8 +339,3 @@ class Scored(nn.Module):
     ) -> Float[Tensor, "B H T S"]:
         """The weights behind the outputs, before dropout."""
         return masked_softmax(self.score(query, key), mask)
-
-
-def _check_dropout(dropout: float) -> None:
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be at least 0 and below 1, but is {dropout}")

@@ -98,6 +98,7 @@ class Case(NamedTuple):
 TABLE, CASES, GRADIENTS = {}, [], []
 EXCEPTIONS = {
     "functional.check_mask": "refuses arguments, computes nothing",
+    "functional.check_dropout": "refuses arguments, computes nothing",
     "functional.wide_products": "switches autocast off; `attention` is compared under autocast",
     "pooling.KERNELS": "a table of functions that are here one by one",
     "scoring.Score": "what the scores share; it has no formula of its own",

@@ -11,52 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from src.assets import ASSETS, fetch
-from src.data.batches import (
-    Batch,
-    BucketedBatches,
-    Example,
-    encode_pairs,
-    encode_source,
-    encode_target,
-    pad,
-)
 from src.data.content_filter import is_suitable
-from src.data.readers import CorpusError, Pair, read_lines, read_moses, read_tsv
-from src.data.splits import Splits, easy_subset, split_pairs
+from src.data.readers import Pair, read_lines
+from src.data.splits import easy_subset, split_pairs
 from src.data.tokenization import (
-    SubwordTokenizer,
-    Tokenizer,
-    WordTokenizer,
     normalise,
-    split_words,
 )
-
-__all__ = [
-    "Batch",
-    "BucketedBatches",
-    "Cleaning",
-    "CorpusError",
-    "Example",
-    "Pair",
-    "Splits",
-    "SubwordTokenizer",
-    "Tokenizer",
-    "WordTokenizer",
-    "clean_pairs",
-    "easy_subset",
-    "encode_pairs",
-    "encode_source",
-    "encode_target",
-    "is_suitable",
-    "load_pairs",
-    "normalise",
-    "pad",
-    "read_moses",
-    "read_tatoeba",
-    "read_tsv",
-    "split_pairs",
-    "split_words",
-]
 
 # Columns of the Tatoeba file that are used; the others are id, Japanese, Dutch, Swedish, audio.
 _ENGLISH = 2

@@ -25,32 +25,8 @@ from src.training.checkpoints import (
 )
 from src.training.config import Evaluation, Record, TrainingConfig
 from src.training.distributed import pick_device
-from src.training.evaluation import corpus_bleu, evaluate, switched, translate
-from src.training.optimization import (
-    make_optimizer,
-    token_loss,
-    warmup_rate,
-    warmup_schedule,
-)
+from src.training.evaluation import evaluate, switched
 from src.training.updater import Updater
-
-__all__ = [
-    "Evaluation",
-    "Record",
-    "Trainer",
-    "TrainingConfig",
-    "corpus_bleu",
-    "evaluate",
-    "load_checkpoint",
-    "make_optimizer",
-    "pick_device",
-    "save_checkpoint",
-    "switched",
-    "token_loss",
-    "translate",
-    "warmup_rate",
-    "warmup_schedule",
-]
 
 Callback = Callable[["Trainer", Record | Evaluation], None]
 COUNTERS = ("step", "epoch", "tokens", "seconds", "best", "stale", "_looked")
